@@ -1,13 +1,13 @@
 """DataLoaderJob: a training job's input work, moved to CPU processes and pods.
 
-`from dataloaderjob import DataLoader` is all a trainer needs. The package also exports samplers for any number of ranks
-and the exception classes. Names are resolved on first use (PEP 562), so the sidecar, which imports `dataloaderjob.core`
-only, never loads torch.
+A trainer needs only `from dataloaderjob import DataLoader`. The package also exports samplers for any number of ranks
+and the exception classes. Names are resolved on first use (PEP 562), so the sidecar, which imports only
+`dataloaderjob.core`, never loads torch.
 """
 
 from __future__ import annotations
 
-TYPE_CHECKING = False  # importing typing would cost each process of the service 4 ms at startup
+TYPE_CHECKING = False  # importing typing would add 4 ms to the startup of each process of the service
 if TYPE_CHECKING:
     from dataloaderjob.core.errors import (
         AuthError,

@@ -1,4 +1,4 @@
-"""`python -m dataloaderjob` is the command `dataloaderjob`."""
+"""The entry point of `python -m dataloaderjob`, which is the same as the command `dataloaderjob`."""
 
 from dataloaderjob.local.cli import main
 

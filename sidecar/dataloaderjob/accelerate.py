@@ -1,8 +1,8 @@
 """Our own iterator and its state, inside a loader that Accelerate has prepared.
 
-`accelerator.prepare()` rebuilds a loader as a plain torch loader. A former `dataloaderjob.DataLoader` keeps its feeders
-through its `multiprocessing_context`. `adopt` restores our iterator, which costs less per batch, and the state with
-which `accelerator.save_state()` and `load_state()` resume the loader at the exact batch.
+`accelerator.prepare()` rebuilds a loader as a plain torch loader. A loader that was a `dataloaderjob.DataLoader` keeps
+its feeders through its `multiprocessing_context`. `adopt` restores our iterator, which costs less per batch, and its
+state, so that `accelerator.save_state()` and `load_state()` resume the loader at the exact batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ _KEPT = (
     "pin_memory_device", "in_order",
 )  # fmt: skip
 _SKIPPED_INTO = "skipped_into"
-"""Marks the state of an epoch that one of Accelerate's loaders resumed. It does not show how far the epoch got."""
+"""Marks the state of an epoch that one of Accelerate's loaders resumed. The state does not record how far the epoch
+got."""
 _Prepared = TypeVar("_Prepared")
 
 
@@ -48,8 +49,8 @@ class _Begun:
     prepared: weakref.ref[Any] | None
 
     def order_of(self, sampler: Iterable[Any]) -> Iterator[Any]:
-        """Returns the sampler's batches in that epoch's order. Leaves the process's generators in the script's
-        state."""
+        """Returns the sampler's batches in that epoch's order. Leaves the process's generators in the states that the
+        script gave them."""
         state, found = self.resume.state, generators.now(others=True)
         states, saved = state.get("generators") or {}, (state.get("now") or {}).get(generators.DEFAULT)
         if saved is not None and self.seeds is None:
@@ -80,11 +81,11 @@ class _Begun:
 
 
 class Placing(BatchSampler):
-    """A batch sampler whose batches carry their place in the epoch.
+    """A batch sampler that attaches to each batch its place in the epoch.
 
-    Accelerate and Hugging Face's Trainer resume with `skip_first_batches`. It makes a torch loader that knows neither
-    the number of batches that it skips nor the seed with which the epoch began. The seed therefore depends only on the
-    epoch and on the seed of the process.
+    Accelerate and Hugging Face's Trainer resume with `skip_first_batches`. This function creates a torch loader that
+    knows neither how many batches it skips nor the seed with which the epoch began. The seed therefore depends only on
+    the epoch and on the seed of the process.
     """
 
     def __init__(self, inner: Any) -> None:
@@ -93,7 +94,7 @@ class Placing(BatchSampler):
         self.begun = 0
         """Number of iterations so far, by any loader."""
         self.goes_on: _Begun | None = None
-        """The epoch of a loaded state, until a loader resumes it."""
+        """The epoch of a loaded state, until a loader resumes the epoch."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "batch_sampler":
@@ -121,7 +122,7 @@ class Placing(BatchSampler):
 
     @property
     def epoch(self) -> int:
-        """The sampler's epoch, or the one set here if the sampler has none."""
+        """The sampler's epoch, or the epoch passed to `set_epoch` if the sampler has none."""
         epoch = sampling.epoch_of(self.batch_sampler)
         return self._epoch if epoch is None else epoch
 
@@ -130,7 +131,7 @@ class Placing(BatchSampler):
         sampling.set_epoch(self.batch_sampler, epoch)
 
     def epoch_seed(self) -> int:
-        """Returns the seed that replaces the one that torch would draw for an iterator."""
+        """Returns the seed to use instead of the seed that torch would draw for an iterator."""
         return derive_seed(torch.initial_seed(), self.epoch) >> 1
 
     def __iter__(self) -> Iterator[list[Any]]:
@@ -146,7 +147,7 @@ class Placing(BatchSampler):
 
 
 class _Adopted(DataLoader[Any]):
-    """The loader that takes the place of torch's in a prepared loader."""
+    """The loader that replaces torch's loader inside a prepared loader."""
 
     prepared: weakref.ref[Any] | None = None
     _begun_before = 0
@@ -165,7 +166,8 @@ class _Adopted(DataLoader[Any]):
             prepared.dl_state_dict = dict(state_dict)
             if epoch is not None:
                 is_over = state_dict.get("finished") and state_dict.get("iterations")
-                prepared.iteration = epoch + bool(is_over)  # from which it sets the sampler's epoch
+                # Accelerate sets the sampler's epoch from this number.
+                prepared.iteration = epoch + bool(is_over)
         if not resume.is_new_epoch and isinstance(self.batch_sampler, Placing):
             self.batch_sampler.goes_on = _Begun(
                 resume, generators.generators_of(self.epoch_spec()), self.generator, self.prepared
@@ -181,14 +183,14 @@ class _Adopted(DataLoader[Any]):
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
         self._leave_to_another()
-        if isinstance(self.batch_sampler, Placing):  # else the loader gives single samples
+        if isinstance(self.batch_sampler, Placing):  # otherwise the loader yields single samples
             if self._left is not None:
                 self._follow(self._left)
             self.batch_sampler.goes_on = None
         return super()._get_iterator()
 
     def _follow(self, left: Resume) -> None:
-        """Begins with the epoch after one that another loader resumed, unless the script has set an epoch."""
+        """Begins with the epoch after the one that another loader resumed, unless the script has set an epoch."""
         if self._resume is not None:
             service.say_once(
                 "the checkpoint was saved in an epoch that skip_first_batches had resumed, so the loader "
@@ -202,8 +204,8 @@ class _Adopted(DataLoader[Any]):
             self._resume = Resume.of(self._next_of_persistent(left))
 
     def _next_of_persistent(self, left: Resume) -> LoaderState:
-        """Returns the state between that epoch and the next one of the same iterator, with the generators' current
-        states."""
+        """Returns the state between the epoch of `left` and the next epoch of the same iterator, with the current
+        states of the generators."""
         state, own = left.state, generators.generators_of(self.epoch_spec())
         states = state.get("generators") or {}
         now = generators.all_now(own, shared=generators.DEFAULT in states, others=generators.PYTHON in states)
@@ -216,14 +218,14 @@ class _Adopted(DataLoader[Any]):
 
     @property
     def _holder(self) -> Any:
-        """The prepared loader, while anything refers to it."""
+        """The prepared loader, or None if it no longer exists."""
         return None if self.prepared is None else self.prepared()
 
     def _begun(self) -> int:
         return getattr(self.batch_sampler, "begun", 0)
 
     def _leave_to_another(self) -> None:
-        """Drops the loaded state if a loader that skips batches has resumed that epoch in the meantime."""
+        """Drops the loaded state if a batch-skipping loader has resumed its epoch in the meantime."""
         if self._resume is not None and self._begun() != self._begun_before:
             self._left, self._resume = self._resume, None
             service.say_once(
@@ -235,10 +237,11 @@ class _Adopted(DataLoader[Any]):
 
 
 def adopt(prepared: _Prepared, *, allow_pickle: bool = False, dataset_id: str | None = None) -> _Prepared:
-    """Installs our loader in the prepared loader that `accelerator.prepare()` returned, and returns the latter.
+    """Installs our loader in `prepared`, a loader that `accelerator.prepare()` returned. Returns `prepared`.
 
-    `prepared` is a map-style loader, regardless of its class before `prepare()`. `allow_pickle` and `dataset_id` mean
-    the same as in `dataloaderjob.DataLoader`. Raises InputError if `prepared` is anything else.
+    `prepared` must have a map-style dataset. The class that the loader had before `prepare()` does not matter.
+    `allow_pickle` and `dataset_id` mean the same as in `dataloaderjob.DataLoader`. Raises InputError if `prepared` is
+    anything else.
     """
     base = getattr(prepared, "base_dataloader", None)
     if base is None or not hasattr(prepared, "use_stateful_dataloader"):

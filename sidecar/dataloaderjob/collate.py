@@ -1,4 +1,4 @@
-"""`keep_bytes`, a collate_fn that leaves encoded samples unchanged."""
+"""`keep_bytes`, a `collate_fn` that leaves encoded samples, such as JPEG files, as they are."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch.utils.data._utils.collate import collate, default_collate_fn_map
 
 
 class RaggedBytes(NamedTuple):
-    """Byte strings of different lengths, stored one after the other."""
+    """Byte strings of different lengths, stored back to back in one tensor."""
 
     data: torch.Tensor
     """uint8, shape (total bytes,)."""
@@ -19,15 +19,15 @@ class RaggedBytes(NamedTuple):
     """int64, shape (strings + 1,): the start of each string, then the end of the last."""
 
     def views(self) -> list[torch.Tensor]:
-        """Returns each string as a uint8 tensor, without a copy."""
+        """Returns each string as a uint8 tensor that shares the memory of `data`."""
         ends = self.offsets.tolist()
         return [self.data[begin:end] for begin, end in pairwise(ends)]
 
 
 def keep_bytes(samples: Sequence[Any]) -> Any:
-    """Does the same as torch's `default_collate`, except that bytes in samples, such as JPEG files, become one
-    `RaggedBytes` instead of a list. Nothing is padded, and the bytes are sent and copied in one piece. They are decoded
-    later, for example in `DataLoader(..., device_stage=)`."""
+    """Collates as torch's `default_collate` does, except that byte strings in samples, such as JPEG files, become one
+    `RaggedBytes` instead of a list. Nothing is padded, and all strings are sent and copied in one piece. The script
+    decodes them later, for example in `DataLoader(..., device_stage=)`."""
     return collate(list(samples), collate_fn_map=_MAP)
 
 

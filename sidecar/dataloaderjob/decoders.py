@@ -1,7 +1,9 @@
-"""Decoders for a `device_stage` that gets samples from `keep_bytes`: torchvision, NVIDIA DALI and torchcodec. None of
-the three is installed with dataloaderjob. The decoders read encoded samples in place, in host memory.
+"""Decoders for a `device_stage` that receives samples from `keep_bytes`. They use torchvision, NVIDIA DALI and
+torchcodec. None of these libraries is installed with dataloaderjob. The decoders read encoded samples in place, in host
+memory.
 
-DALI and torchcodec were tested on the CPU. Nothing was tested on a GPU, and torchvision's interface was only simulated.
+DALI and torchcodec were tested on the CPU. No decoder was tested on a GPU, and torchvision's interface was only
+simulated.
 """
 
 from __future__ import annotations
@@ -18,8 +20,8 @@ from dataloaderjob.core.errors import InputError
 
 
 def decode_jpegs(encoded: RaggedBytes, device: torch.device | str = "cpu") -> list[torch.Tensor]:
-    """Decodes images with torchvision: uint8, (3, height, width) each. A GPU's hardware decoder takes all images at
-    once."""
+    """Decodes images with torchvision. Returns one uint8 tensor of shape (3, height, width) per image. A GPU's hardware
+    decoder decodes all images in one call."""
     from torchvision.io import ImageReadMode, decode_jpeg
 
     views = encoded.views()
@@ -29,8 +31,8 @@ def decode_jpegs(encoded: RaggedBytes, device: torch.device | str = "cpu") -> li
 def decode_frames(
     encoded: RaggedBytes, indices: Sequence[Sequence[int]], device: torch.device | str = "cpu"
 ) -> list[torch.Tensor]:
-    """Decodes video frames with torchcodec: uint8, (frames, 3, height, width) per video. `indices` has the frames of
-    each video."""
+    """Decodes video frames with torchcodec. Returns one uint8 tensor of shape (frames, 3, height, width) per video.
+    `indices` lists the frames to decode in each video."""
     from torchcodec.decoders import VideoDecoder
 
     videos = zip(encoded.views(), indices, strict=True)
@@ -46,12 +48,12 @@ def dali_batch(encoded: RaggedBytes) -> Any:
 
 
 class DaliPipeline:
-    """A DALI pipeline as part of a device_stage: `pictures, masks = pipeline(jpeg=batch["jpeg"], dice=dice)`.
+    """A DALI pipeline as part of a device_stage: `images, masks = pipeline(jpeg=batch["jpeg"], dice=dice)`.
 
-    The pipeline's inputs are `fn.external_source(name="jpeg", no_copy=True)` and so on. Its `prefetch_queue_depth` must
-    be 1, because the loader itself works ahead, and holds a stage's inputs only until the stage is done. The draws of
-    DALI's own operators depend on the number of earlier batches, even after a resume. To avoid this, draw from the
-    stage's generator, and pass the result in.
+    Declare each input in the pipeline, for example as `fn.external_source(name="jpeg", no_copy=True)`. The pipeline's
+    `prefetch_queue_depth` must be 1, because the loader itself prefetches, and holds a stage's inputs only until the
+    stage is done. The random numbers of DALI's own operators depend on the number of earlier batches, so they differ
+    after a resume. To avoid this, draw from the stage's generator, and pass the numbers to the pipeline as an input.
     """
 
     def __init__(self, pipeline: Any) -> None:
@@ -66,8 +68,8 @@ class DaliPipeline:
         self._pipeline, self._turn = pipeline, threading.Lock()
 
     def __call__(self, **inputs: RaggedBytes | torch.Tensor) -> tuple[torch.Tensor | list[torch.Tensor], ...]:
-        """Returns the outputs, on the current stream. An output is a tensor if its samples have the same shape, else a
-        list."""
+        """Runs the pipeline on the current stream and returns its outputs. An output is a tensor if all its samples
+        have the same shape, and a list of tensors otherwise."""
         is_used = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
         stream = torch.cuda.current_stream() if is_used else None
         arrays = {name: _samples(value) for name, value in inputs.items()}
@@ -76,8 +78,8 @@ class DaliPipeline:
 
 
 def _samples(value: RaggedBytes | torch.Tensor) -> Any:
-    """Returns host memory as arrays. For a host tensor, DALI 2.4 would ask torch for CUDA's stream, which not every
-    build of torch has."""
+    """Returns data in host memory as numpy arrays. If DALI 2.4 received a host tensor, it would ask torch for a CUDA
+    stream, which not every build of torch supports."""
     if isinstance(value, RaggedBytes):
         return [view.numpy() for view in value.views()]
     return value.numpy() if value.device.type == "cpu" else value

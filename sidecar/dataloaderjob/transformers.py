@@ -11,9 +11,9 @@ from dataloaderjob.core.errors import InputError
 class FeedersMixin:
     """`class MyTrainer(FeedersMixin, Trainer)`: feeders make the batches of training, evaluation and prediction.
 
-    `dataloader_num_workers` in the arguments is the number of feeders if the service is private to the process. It must
-    be at least 1, because 0 keeps the work in the process. With workers, `resume_from_checkpoint` resumes with the same
-    batches as an uninterrupted run, including their augmentation.
+    If the service is private to the process, `dataloader_num_workers` in the training arguments is the number of
+    feeders. It must be at least 1, because with 0 the process itself makes the batches. With feeders,
+    `resume_from_checkpoint` resumes with the same batches as an uninterrupted run, including their augmentation.
     """
 
     def get_train_dataloader(self) -> Any:
@@ -35,5 +35,5 @@ class FeedersMixin:
         loader = made(*args, **kwargs)
         base = getattr(loader, "base_dataloader", None)
         if base is None or (base.batch_sampler is None and base.batch_size is not None):
-            return loader  # of an IterableDataset
+            return loader  # a loader of an IterableDataset
         return adopt(loader)

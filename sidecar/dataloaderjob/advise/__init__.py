@@ -1,1 +1,2 @@
-"""`dataloaderjob advise`: it watches the loaders of an unchanged script, and determines whether feeders would help."""
+"""The command `dataloaderjob advise`, which watches the loaders of an unchanged script and determines whether feeders
+would help."""

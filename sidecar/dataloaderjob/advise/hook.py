@@ -1,8 +1,8 @@
 """The hook that watches the loaders of a process. `site/sitecustomize.py` installs it once torch's loader is imported.
 
-The hook times calls of next(). Then it replays the last batches to measure a step without input, makes a few batches
-itself, and writes the results. After that, it keeps the loop waiting until the command terminates the script. It draws
-no random numbers before it makes batches, so earlier batches are the same as without the hook.
+The hook times calls of next(). It then replays the last batches, to measure a step that need not wait for input, makes
+a few batches itself, and writes the results. After that, it blocks the training loop until the command terminates the
+script. It draws no random numbers before it makes batches, so all batches up to then are the same as without the hook.
 """
 
 from __future__ import annotations
@@ -27,10 +27,10 @@ from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE
 
 FINISH, STEPS = "finish", "steps"
-"""Files in the results folder. The first exists once the time is up; the second contains the number of steps to
+"""Names of files in the results folder. `FINISH` exists once the time is up; `STEPS` contains the number of steps to
 observe."""
 KEPT = 4
-"""Number of batches that the replay repeats in turn."""
+"""Number of batches that the replay returns in rotation."""
 REPORT_S = 0.5
 
 
@@ -41,9 +41,9 @@ class _Loader:
         self.source, self.observation = source, Observation(steps, now)
         self.kept: deque[Any] = deque(maxlen=KEPT)
         self.cpu_s = self.wall_s = 0.0
-        """This process's clocks at the start of the replay; 0 before it."""
+        """CPU time and wall time of this process at the start of the replay, in seconds; 0 before the replay."""
         self.step = -1
-        """The step of another loader's replay during which this loader last returned a batch again."""
+        """The step of another loader's replay in which this loader last replayed a batch."""
 
 
 def _again(loader: _Loader) -> Any:
@@ -71,7 +71,7 @@ class Watcher:
         """Runs in place of an iterator's next() while its script is watched."""
         if os.getpid() != self._pid:
             if sys.modules["torch"].utils.data.get_worker_info() is not None:
-                return original(iterator)  # a loader within a dataset, in a worker
+                return original(iterator)  # a loader inside a dataset, in a worker process
             self._reset()
         # A subclass may call its base class, and a dataset may have a loader of its own.
         if getattr(self._threads, "is_inside", False) or self.is_over:
@@ -106,7 +106,7 @@ class Watcher:
                 _wait_for_device()
                 loader.cpu_s, loader.wall_s = time.process_time(), time.perf_counter()
             batch = _again(loader)
-            observation.called(time.perf_counter(), is_first=True)  # a replayed batch costs nothing
+            observation.called(time.perf_counter(), is_first=True)  # a replayed batch takes no time
         else:
             batch = original(iterator)
             loader.kept.append(batch)
@@ -116,9 +116,10 @@ class Watcher:
     @staticmethod
     def _beside(step: int, loader: _Loader, iterator: Any, original: Any) -> Any:
         """Returns a batch of a loader that is iterated alongside the replayed one. In each replayed step, the first
-        batch is replayed.
+        batch of this loader is replayed as well.
 
-        An evaluation takes many batches in a step. It continues with its own batches, so that it ends.
+        An evaluation takes many batches in one step. After the first batch, the evaluation gets its own batches, so
+        that it ends.
         """
         if loader.step == step or not loader.kept:
             return original(iterator)
@@ -128,12 +129,12 @@ class Watcher:
     def _loader(self, iterator: Any) -> _Loader:
         key = id(iterator._dataset), getattr(iterator._index_sampler, "batch_size", None)  # noqa: SLF001
         if key not in self._loaders:
-            # The source keeps the dataset alive, so no other one gets the same id.
+            # The source keeps the dataset alive, so no other dataset can get the same id.
             self._loaders[key] = _Loader(Source.of(iterator), self._steps, time.perf_counter())
         return self._loaders[key]
 
     def _report(self, loader: _Loader, now: float) -> None:
-        """Reports progress, and checks whether the time is up."""
+        """Reports progress, and ends the observation if the time is up."""
         self._reported = now
         observation = loader.observation
         steps = {"observed": observation.observed.count, "replayed": observation.replayed.count}
@@ -159,7 +160,7 @@ class Watcher:
         made.rename(path)
 
     def _judge(self, loader: _Loader) -> None:
-        """Writes the times of the steps, then also the cost of a batch."""
+        """Writes the times of the steps. On local rank 0, then also measures and writes the cost of a batch."""
         self.is_over = True
         found = self._found(loader)
         self.write("result", found)
@@ -193,8 +194,8 @@ class Watcher:
 
 
 def _step_s(observed: Steps, replayed: Steps, wall_s: float) -> float:
-    """Returns the seconds of a step without input. On a GPU, a step's work continues after the loop has called next(),
-    so the whole replay is timed."""
+    """Returns the duration of a step that need not wait for input, in seconds. On a GPU, a step's work continues after
+    the loop has called next(), so the duration of the whole replay is divided by its number of steps."""
     if replayed.count < LEAST:
         return observed.step_s()
     return wall_s / replayed.count if _has_device() else replayed.step_s()
@@ -229,8 +230,8 @@ def _quietly(function: Any) -> None:
 
 
 def install(module: Any, folder: str) -> None:
-    """Watches all loaders of this process, unless it is a feeder. `module` is torch.utils.data.dataloader, newly
-    imported."""
+    """Watches all loaders of this process, unless it is a feeder. `module` is the module torch.utils.data.dataloader,
+    which has just been imported."""
     if os.environ.get(IN_FEEDER_VARIABLE):
         return
     watcher = Watcher(Path(folder), int((Path(folder) / STEPS).read_text()))

@@ -1,4 +1,5 @@
-"""The cost of a batch, measured by making a few batches in the watched process, and a dry run of shipping."""
+"""The cost of a batch, measured by making a few batches in the watched process, and a dry run of shipping the dataset
+and code."""
 
 from __future__ import annotations
 
@@ -22,22 +23,22 @@ from dataloaderjob.core.sizing import spread
 from dataloaderjob.shipping.bundles import make_bundle
 
 BATCHES, BUDGET_S = 16, 10.0
-"""Maximum number of batches that count, and maximum time for them in seconds. At least three are made, regardless of
-the time."""
+"""Maximum number of batches in the mean, and the time limit for them in seconds. At least three batches are made,
+regardless of the time limit."""
 OUTLIER_OF = 8
-"""Minimum number of batches from which the one that waited longest is dropped, because a busy machine may have delayed
-it."""
+"""Minimum number of batches at which the longest wait is left out of the mean, because a busy machine may have delayed
+that batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Made:
-    """The mean cost of a batch, in seconds."""
+    """The mean cost of a batch: its times in seconds, and its size."""
 
     fetch_cpu_s: float
     collate_cpu_s: float
     encode_cpu_s: float
     idle_s: float
-    """Wall time without CPU time, in which the batch waited for storage."""
+    """Wall time minus CPU time: the time that the batch waited for storage."""
     nbytes: int
     spread: float
     """Coefficient of variation of a batch's wall time."""
@@ -61,7 +62,7 @@ class _Clock:
 
 
 def _queued_s() -> float:
-    """Returns the seconds that this thread was ready to run and waited for a CPU (proc(5), schedstat)."""
+    """Returns the seconds for which this thread was runnable but waited for a CPU (schedstat in proc(5))."""
     try:
         return int(Path("/proc/thread-self/schedstat").read_text().split()[1]) / 1e9
     except (OSError, IndexError):
@@ -69,8 +70,8 @@ def _queued_s() -> float:
 
 
 def make(source: Source) -> Made:
-    """Makes batches in this thread and returns their cost. As in a worker, torch has one thread. Raises whatever user
-    code raises.
+    """Makes batches in this thread and returns their cost. As in a worker, torch uses one thread. Exceptions of user
+    code are not caught.
     """
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
@@ -81,8 +82,8 @@ def make(source: Source) -> Made:
 
 
 def _samples(source: Source) -> Iterator[Callable[[], Any]]:
-    """Yields functions. Each one fetches the samples of one batch. For a map-style dataset, the batches are those of
-    another epoch of the sampler."""
+    """Yields functions. Each one fetches the samples of one batch. For a map-style dataset, the sampler is iterated
+    again to choose the batches."""
     dataset, is_batched = source.dataset, source.is_batched
     if isinstance(dataset, IterableDataset):
         stream, size = iter(dataset), source.batch_size or 1
@@ -116,7 +117,7 @@ def _measured(samples: Iterator[Callable[[], Any]], source: Source) -> Made:
             break
     if not rows:
         raise InputError("the dataset yielded no sample when it was iterated again")
-    return _costs(rows[1:] or rows, nbytes // len(rows), refused)  # the first one opens files
+    return _costs(rows[1:] or rows, nbytes // len(rows), refused)  # the first batch includes opening files
 
 
 def _costs(rows: Sequence[tuple[float, ...]], nbytes: int, refused: str) -> Made:
@@ -134,7 +135,8 @@ def _costs(rows: Sequence[tuple[float, ...]], nbytes: int, refused: str) -> Made
 
 
 def _encode(batch: Any) -> tuple[int, str]:
-    """Encodes a batch as a feeder does. Returns its size in bytes, and the reason if it cannot be sent unchanged."""
+    """Encodes a batch as a feeder does. Returns its size in bytes, and the reason why it cannot be sent unchanged
+    (empty if it can)."""
     refused = ""
     try:
         encoded = encode(batch, allow_pickle=False)
@@ -153,8 +155,8 @@ def _encode(batch: Any) -> tuple[int, str]:
 
 
 def shipping(source: Source) -> tuple[str, int]:
-    """Packs the dataset and code as for feeders, into a folder that is then deleted. Returns (the reason if packing
-    fails, number of bytes)."""
+    """Packs the dataset and code as they would be packed for feeders, into a temporary folder. Returns the reason why
+    packing failed (empty if it succeeded), and the number of bytes packed."""
     with tempfile.TemporaryDirectory(prefix="dataloaderjob-") as folder:
         roots = source.dataset, source.collate_fn, source.worker_init_fn
         try:

@@ -1,5 +1,5 @@
-"""The steps of one loader: its phases, the times of its next() calls, and their averages. Pure; clocks are
-arguments."""
+"""The observation of one loader: its phases, the times of its next() calls, and their averages. This module is pure:
+clock readings are arguments."""
 
 from __future__ import annotations
 
@@ -8,22 +8,24 @@ from enum import Enum, auto
 from statistics import median
 
 SKIPPED = 3
-"""Number of a loader's first steps, which do not count, because code is compiled, allocators grow and workers start."""
+"""Number of steps at the start that do not count, because code is compiled, allocators grow and workers start during
+them."""
 LEAST = 5
-"""Minimum number of steps in a phase. It suffices once the time is up."""
+"""Minimum number of steps in a phase. Once the phase's time is up, this number suffices."""
 OBSERVE_S, REPLAY_S = 30.0, 15.0
-"""Maximum seconds for each phase, once it has LEAST steps."""
+"""Maximum duration of each phase in seconds. A phase lasts longer until it has LEAST steps."""
 REPLAYED = 20
 """Number of steps in the replay."""
 PAUSE = 5.0
-"""A step of more than this many medians is a pause, such as a checkpoint or an evaluation, and does not count."""
+"""A step that takes more than this many times the median is a pause, such as a checkpoint or an evaluation, and does
+not count."""
 
 
 class WatchPhase(Enum):
     OBSERVING = auto()
     """The script gets its own batches."""
     REPLAYING = auto()
-    """The script gets its last batches again, immediately. This measures a step without input."""
+    """The script gets its last batches again, without delay, so that a step without waiting can be measured."""
     DONE = auto()
 
 
@@ -33,21 +35,22 @@ class Steps:
 
     waits: list[float] = field(default_factory=list)
     thinks: list[float] = field(default_factory=list)
-    """Times from the return of next() to its next call."""
+    """Times from the return of next() to the next call of next()."""
 
     @property
     def count(self) -> int:
         return len(self.thinks)
 
     def step_s(self) -> float:
-        """Returns the seconds of a step without waiting."""
+        """Returns the median duration of a step without the wait for its batch, in seconds."""
         return median(self.thinks)
 
     def period_s(self, *, is_queued: bool = False) -> float:
-        """Returns the time from one batch to the next, without pauses. Waits come in bursts, so their mean is used.
+        """Returns the time from one batch to the next in seconds, without pauses. Waits come in bursts, so their mean
+        is used rather than their median.
 
         With `is_queued`, the loop queues its work on a device and waits for the device only in some steps, so the mean
-        of all steps is used.
+        of the steps is used, too.
         """
         longest = PAUSE * median(self.thinks)
         kept = [
@@ -66,11 +69,12 @@ class Observation:
         self._wanted, self._began, self._skipped = steps, now, 0
         self._called = self._returned = 0.0
         self._is_open = False
-        """True if a next() has returned and its step has not ended."""
+        """True if next() has returned a batch and the step with that batch has not ended."""
         self._wait = self._elsewhere = 0.0
 
     def called(self, now: float, *, is_first: bool) -> None:
-        """Records that the owner of an iterator calls next(). With `is_first`, no step ends with this call."""
+        """Records that the script calls next(). `is_first` is true for the first call on an iterator, which does not
+        end a step."""
         self._called = now
         if self._is_open and not is_first:
             self._count(self._wait + self._elsewhere, now - self._returned - self._elsewhere)
@@ -83,11 +87,12 @@ class Observation:
         self._elsewhere = 0.0
 
     def waited_elsewhere(self, seconds: float) -> None:
-        """Records that the step waited for another loader's batch, as a loop over zip(one, another) does."""
+        """Records that the step waited for another loader's batch, as in a loop over zip(one_loader,
+        another_loader)."""
         self._elsewhere += seconds
 
     def finish(self) -> None:
-        """Ends the observation early, with the steps observed so far."""
+        """Ends the observation early. The steps observed so far are used."""
         self.phase = WatchPhase.DONE
 
     def _count(self, wait_s: float, think_s: float) -> None:

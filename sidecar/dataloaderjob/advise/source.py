@@ -9,7 +9,7 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """The parts that make a loader's batches."""
+    """The parts of a loader from which its batches can be made."""
 
     dataset: Any
     index_sampler: Any
@@ -19,11 +19,12 @@ class Source:
     is_batched: bool
     workers: int
     has_feeders: bool
-    """True if the loader is this package's, so its workers already are feeders."""
+    """True if the loader is this package's, so its batches already come from feeders."""
 
     @staticmethod
     def of(iterator: Any) -> Source:
-        """Reads the attributes of one of torch's iterators. They have had these names since torch 1.2."""
+        """Returns the source of one of torch's iterators, read from attributes that have had these names since torch
+        1.2."""
         parts = vars(iterator)
         return Source(
             dataset=iterator._dataset,  # noqa: SLF001

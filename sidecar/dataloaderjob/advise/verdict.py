@@ -1,4 +1,4 @@
-"""The advice, derived from the ranks' results, as text, JSON and a manifest. Pure."""
+"""The advice, derived from the ranks' results, as text, JSON and a manifest. This module is pure."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ class Verdict:
 def verdict(
     command: Sequence[str], results: Sequence[dict[str, Any]], *, cpus: int, link: float | None = None
 ) -> Verdict:
-    """Returns the advice. `results` are the results of all ranks on this node. One of them has the cost of a batch.
-    Ranks on other nodes are assumed to be equal."""
+    """Returns the advice. `results` are the results of all ranks on this node; one of them includes the cost of a
+    batch. Ranks on other nodes are assumed to have the same results."""
     (costs,) = [one for one in results if "made" in one][:1]
     made, ranks = costs["made"], max(one["world"] for one in results)
     slowest = max(results, key=lambda one: one["period_s"])
@@ -111,8 +111,8 @@ def as_json(found: Verdict) -> dict[str, Any]:
 
 
 def workers_that_suffice(found: Verdict) -> int | None:
-    """Returns the number of torch workers for each rank on this machine that would make feeders unnecessary, or None if
-    no number would."""
+    """Returns the number of torch workers per rank with which this machine would not need feeders, or None if no number
+    would suffice."""
     advice = found.advice
     if not advice.feeders or found.free_cpus is None or found.local_ranks != found.world:
         return None
@@ -192,7 +192,8 @@ def _remedy(found: Verdict) -> list[str]:
 
 
 def _here(found: Verdict) -> list[str]:
-    """Returns the remedy that needs no feeders, if there is one."""
+    """Returns a line about the free CPUs, and whether torch workers may suffice without feeders. Returns no line if the
+    number of free CPUs is unknown."""
     if found.free_cpus is None:
         return []
     workers = workers_that_suffice(found)
@@ -203,7 +204,7 @@ def _here(found: Verdict) -> list[str]:
 
 
 def manifest(found: Verdict, command: Sequence[str]) -> str:
-    """Returns a manifest to start from, for a cluster and for `dataloaderjob run`."""
+    """Returns a manifest as a starting point, both for a cluster and for `dataloaderjob run`."""
     replicas = max(1, found.world // max(1, found.local_ranks))
     processes = max(1, found.local_ranks)
     return (

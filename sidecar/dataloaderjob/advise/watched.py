@@ -1,5 +1,5 @@
-"""Running a script with the hook until its ranks have written their results, then killing the script and all processes
-that it started."""
+"""The run of a script with the hook. Once the script's ranks have written their results, the script and all processes
+that it started are killed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from dataloaderjob.core.processes import adopt_orphans
 
 POLL_S = 0.1
 GRACE_S, SHIPPING_S = 15.0, 30.0
-"""Seconds for a step to end once the time is up, and seconds for one rank to make batches and do the dry run."""
+"""Seconds that a step may take to end once the time is up, and seconds that one rank has to make batches and do the dry
+run."""
 SITE = Path(__file__).with_name("site") / "sitecustomize.py"
 
 
@@ -33,7 +34,7 @@ class Watched:
 
     results: tuple[dict[str, Any], ...]
     returncode: int | None
-    """The script's exit code; None if this process killed it."""
+    """The script's exit code; None if this process killed the script."""
     trouble: str
     """The reason why some of the script's processes were not watched; empty if all were."""
     has_loader: bool
@@ -41,7 +42,7 @@ class Watched:
 
 
 def watch(command: Sequence[str], *, steps: int, timeout_s: float, say: Callable[[str], None]) -> Watched:
-    """Runs the command and returns its ranks' results. Raises InputError if it cannot be started."""
+    """Runs the command and returns its ranks' results. Raises InputError if the command cannot be started."""
     with tempfile.TemporaryDirectory(prefix="dataloaderjob-advise-") as name:
         folder = Path(name)
         scratch, site = folder / "tmp", folder / "site"

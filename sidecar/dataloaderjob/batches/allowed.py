@@ -1,12 +1,12 @@
 """The classes whose objects a batch may carry without a pickle. Feeder and trainer apply the same rules.
 
-The trainer does not trust feeders. Some classes act on content by themselves, so content that a feeder chose could run
-code in the trainer. Only these classes are allowed:
+The trainer does not trust feeders. Some classes act on their content, so content that a feeder has chosen could run
+code in the trainer. Only the following classes are allowed:
 
-- classes of the user's own modules, if each base is the user's own, named below, or abstract without content;
-- library classes that are named below;
+- classes of the user's own modules, if each base is the user's own, listed in this module, or abstract without content;
+- library classes that are listed in this module;
 - dataclasses and named tuples of libraries, if they consist only of fields;
-- library classes that consent with `__dataloaderjob_data__ = True` in their body.
+- library classes that opt in with `__dataloaderjob_data__ = True` in their body.
 
 No class with a `__del__` is allowed, because nobody calls that.
 
@@ -33,7 +33,7 @@ from dataloaderjob.shipping import user_code
 from dataloaderjob.shipping.modules import MAINS, is_installed, is_ours
 
 CONSENT = "__dataloaderjob_data__"
-"""Name in the body of a class whose author allows batches to carry its objects."""
+"""Name that a class's author sets in the class body to allow batches to carry its objects."""
 _MODULE_DICT: Any = vars(types.ModuleType)["__dict__"]
 _CLASS_DICT: Any = vars(type)["__dict__"]
 _CLASS_MRO: Any = vars(type)["__mro__"]
@@ -81,7 +81,7 @@ _NAMED = frozenset(
         *_of("typing_extensions", "Protocol"), *_of("dataloaderjob.collate", "RaggedBytes"),
     ]
 )  # fmt: skip
-"""Classes of libraries whose objects are data, and the bases of such classes."""
+"""Library classes with objects that are only data, and the bases of these classes."""
 _ABSTRACT: frozenset[Any] = frozenset(
     {
         object, typing.Generic, typing.Protocol, abc.ABC,
@@ -110,12 +110,12 @@ _GENERATED = frozenset(
 )  # fmt: skip
 """Names that `@dataclass`, `namedtuple`, `copyreg` and the interpreter put into a class."""
 _allowed: dict[int, tuple[weakref.ref[type], set[int]]] = {}
-"""Classes that were allowed before, each with the foundations for which it was allowed. All are identified by id."""
+"""Classes that were allowed before, by id, each with the ids of the foundations for which it was allowed."""
 
 
 def remembered(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Wraps the rule so that it is evaluated once for each class that it allows. Classes are identified by
-    id, because hashing a class may run code of its metaclass."""
+    """Wraps a rule so that it is evaluated only once for each class that it allows. Classes are identified by id,
+    because hashing a class may run code of the class's metaclass."""
     known: dict[int, weakref.ref[type]] = {}
 
     @functools.wraps(rule)
@@ -135,7 +135,8 @@ def remembered(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def find(module: str, qualname: str) -> type:
-    """Returns the class of this name in an imported module. Raises UnsupportedBatch with advice."""
+    """Returns the class with this name in an imported module. Raises UnsupportedBatch, with advice, if it cannot be
+    found."""
     own = sys.modules.get(module)
     found = _MISSING
     if isinstance(own, types.ModuleType):
@@ -164,14 +165,14 @@ def find(module: str, qualname: str) -> type:
 
 
 def mro(cls: type) -> tuple[type, ...]:
-    """Returns the class and its bases, regardless of its metaclass."""
+    """Returns the class and all its bases, without running code of its metaclass."""
     found: tuple[type, ...] = _CLASS_MRO.__get__(cls)
     return found
 
 
 def static(cls: type, name: str) -> Any:
-    """Returns the raw attribute of this name from a class or the first of its bases that has one, or None if no class
-    has one."""
+    """Returns the raw attribute with this name from a class, or from the first of its bases that has the attribute.
+    Returns None if none has it."""
     for base in mro(cls):
         own = _CLASS_DICT.__get__(base)
         if name in own:
@@ -180,7 +181,7 @@ def static(cls: type, name: str) -> Any:
 
 
 def own_names(cls: type) -> Mapping[str, Any]:
-    """Returns the names in a class's body, regardless of its metaclass."""
+    """Returns the names in a class's body with their values, without running code of its metaclass."""
     found: Mapping[str, Any] = _CLASS_DICT.__get__(cls)
     return found
 
@@ -189,7 +190,7 @@ def own_names(cls: type) -> Mapping[str, Any]:
 
 
 def is_allowed(cls: type, foundation: type = object) -> bool:
-    """Returns True if a batch may carry objects of `cls` that consist of an object of `foundation` and attributes."""
+    """Returns True if a batch may carry objects of `cls` that consist of a `foundation` object and attributes."""
     known = _allowed.get(id(cls))
     if known is not None and id(foundation) in known[1] and known[0]() is cls:
         return True
@@ -205,8 +206,8 @@ def is_allowed(cls: type, foundation: type = object) -> bool:
 
 
 def why_not(cls: type, foundation: type = object) -> str:
-    """Returns the reason why `cls` is not allowed, for a message that names the class. Returns an empty string if it is
-    allowed."""
+    """Returns the reason why `cls` is not allowed, for a message that names the class. Returns an empty string if the
+    class is allowed."""
     if is_allowed(cls, foundation):
         return ""
     if not (_is_ordinary(cls) and _is_trusted(cls)):
@@ -221,13 +222,13 @@ def why_not(cls: type, foundation: type = object) -> str:
 
 
 def is_allowed_record(cls: type) -> bool:
-    """Returns True if a batch may carry dataclasses, or named tuples, of `cls`."""
+    """Returns True if a batch may carry objects of `cls`, which is a dataclass or a named tuple."""
     return is_allowed(cls, tuple if tuple in mro(cls) else object) or is_record(cls)
 
 
 def is_record(cls: type) -> bool:
-    """Returns True for a dataclass or a named tuple that has only fields: no methods, no properties, and no bases that
-    have any."""
+    """Returns True for a dataclass or a named tuple that has only fields: neither the class nor its bases have methods
+    or properties."""
     if not all(map(_is_ordinary, mro(cls))):
         return False
     bases = [base for base in mro(cls) if base not in _ABSTRACT and base is not tuple]
@@ -238,17 +239,18 @@ def is_record(cls: type) -> bool:
 
 
 def is_factory(cls: type) -> bool:
-    """Returns True if a defaultdict in a batch may call this class to make missing values."""
+    """Returns True if a defaultdict in a batch may call this class to create missing values."""
     return _is_ordinary(cls) and (cls in _PLAIN_FACTORIES or is_users(cls))
 
 
 def is_abstract_or_users(cls: type) -> bool:
-    """Returns True for a base that adds no foreign code: one of the user's own, or an abstract one without content."""
+    """Returns True for a base that adds no library code: one of the user's own classes, or an abstract class without
+    content."""
     return _is_ordinary(cls) and (cls in _ABSTRACT or is_users(cls))
 
 
 def is_named(cls: type) -> bool:
-    """Returns True for a class of a library whose objects are known to be data."""
+    """Returns True for a library class with objects that are known to be only data."""
     name = full_name(cls)
     if name not in _NAMED:
         return False
@@ -258,13 +260,13 @@ def is_named(cls: type) -> bool:
 
 
 def full_name(cls: type) -> str:
-    """Returns the module and name that a class itself claims."""
+    """Returns the module and name that a class reports for itself."""
     return f"{_CLASS_MODULE.__get__(cls)}.{_CLASS_QUALNAME.__get__(cls)}"
 
 
 def is_users(cls: type) -> bool:
-    """Returns True if a class belongs to a user's module rather than an installed one. Loads no lazy module to find
-    out."""
+    """Returns True if a class belongs to a user's module rather than an installed one. The check does not load lazy
+    modules."""
     name = _CLASS_MODULE.__get__(cls)
     if name in MAINS or (_is_ordinary(cls) and user_code.is_by_value(cls)):
         return True
@@ -288,7 +290,7 @@ def _is_trusted(cls: type) -> bool:
 
 
 def _is_field(name: str, value: Any, fields: Any) -> bool:
-    """Returns True if a name in a class's body is a field, was generated, or is a plain constant."""
+    """Returns True if a name in a class's body is a field, a plain constant, or generated."""
     if name in fields or name in _GENERATED:
         return not isinstance(value, (property, classmethod)) or name in ("_make", "__class_getitem__")
     return type(value) in (int, float, str, bool, type(None), Field) and not name.startswith("__")

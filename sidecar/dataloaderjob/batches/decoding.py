@@ -1,7 +1,7 @@
-"""Decoding of bytes to a batch tree, without a copy: tensors and arrays are views of the body.
+"""Decoding of bytes into a batch tree, without a copy: tensors and arrays are views of the body.
 
-A schema is analyzed once and cached under the header, which contains its digest. A batch with a known schema costs one
-numpy view and one torch view per leaf. See also `core.layout` and `encoding`.
+A schema is analyzed once and cached under the header, which contains the schema's digest. Decoding a batch with a known
+schema takes one numpy view and one torch view per leaf. See also `core.layout` and `encoding`.
 """
 
 from __future__ import annotations
@@ -25,21 +25,21 @@ from dataloaderjob.core.errors import DataLoaderJobError, RemoteProtocolError
 from dataloaderjob.core.layout import Buffer, Node, NodeKind
 
 Body = np.ndarray[Any, np.dtype[np.uint8]]
-"""Shape (bytes of the body,)."""
+"""The bytes of a body: uint8, shape (size of the body,)."""
 Memory = memoryview | mmap
 Maker = Callable[[Body], Any]
 Builder = Callable[[list[Any]], Any]
 
 _MAX_SCHEMAS = 256
-"""Maximum number of schemas in the cache of one decoder. Each ragged batch adds one, which takes a few KB once
-analyzed."""
+"""Maximum number of schemas in the cache of one decoder. Each ragged batch adds a schema, which takes a few KB once it
+is analyzed."""
 _MAX_KEY_NBYTES = 1 << 20
 
 _HEAD_AT = layout.SEAL.size
 _HEAD_END = layout.HEADER.size
 _read_words: Callable[[Memory, int], tuple[int, ...]] = struct.Struct("<4Q").unpack_from
-"""Reads the header in one call, as four words: the digest, the identity, the schema's version and length, and its
-digest."""
+"""Reads a body's first 32 bytes as four words: the body's digest, the batch's identity, the version and length of the
+schema, and the schema's digest."""
 _ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
 _from_numpy = torch.from_numpy
 
@@ -57,7 +57,7 @@ class BodyPlan:
         self.first_word, self.second_word = layout.SEAL.unpack(head)
         plain = all(map(_is_plain, parsed.buffers))
         self.leaves = _plain_maker(parsed.buffers) if plain else _any_maker(parsed.buffers)
-        """Makes the leaves that have buffers, from the array of a body."""
+        """A function that returns the leaves with buffers, given the array of a body."""
         self._build = _Builders(parsed, allow_pickle=allow_pickle).node(parsed.root)
         self._num_values = parsed.num_values
         self._made: list[Any] = [None] * parsed.num_made
@@ -74,7 +74,7 @@ class BodyPlan:
             )
 
     def batch(self, base: Body) -> Any:
-        """Returns the batch of the body in `base`. Raises RemoteProtocolError."""
+        """Returns the batch that the body in `base` encodes. Raises RemoteProtocolError if the body is invalid."""
         leaves = self.leaves(base)
         if self._num_values:
             leaves += values.unpack_many(base.data[self._values_offset :], self._num_values)
@@ -89,7 +89,7 @@ class BodyPlan:
 
 
 class Decoder:
-    """A decoder of bodies. Each thread needs its own."""
+    """A decoder of bodies. Each thread needs its own decoder."""
 
     __slots__ = ("_allow_pickle", "_last", "_plans", "digest")
 
@@ -101,21 +101,24 @@ class Decoder:
         """Digest of the last body that was passed to `plan`."""
 
     def decode(self, base: Body) -> Any:
-        """Returns the batch of the body that `base` covers exactly. Every tensor and array is a view of the body.
+        """Returns the batch that a body encodes. `base` covers exactly that body. Every tensor and array is a view of
+        the body.
 
-        Each tensor has its own storage, of exactly its bytes, and keeps `base` alive. Raises RemoteProtocolError if the
-        body is invalid, and UnsupportedBatch if this process lacks a class that the batch needs.
+        Each tensor has its own storage, which covers exactly the tensor's bytes, and keeps `base` alive. Raises
+        RemoteProtocolError if the body is invalid, and UnsupportedBatch if this process lacks a class that the batch
+        needs.
         """
         plan = self.plan(base.data, 0, len(base))
         return plan.batch(base)
 
     def plan(self, memory: Memory, at: int, nbytes: int) -> BodyPlan:
-        """Returns the plan for the body of `nbytes` bytes at `at` in `memory`. Raises the same errors as `decode`."""
+        """Returns the plan for the body of `nbytes` bytes that begins at offset `at` in `memory`. Raises the same
+        errors as `decode`."""
         plan = self._last
         try:
             self.digest, _, first, second = _read_words(memory, at)
         except struct.error:
-            first = second = 0  # too short for any body
+            first = second = 0  # the memory is too short for any body
         if plan is None or second != plan.second_word or first != plan.first_word:
             plan = self._find(memory, at, nbytes)
         if nbytes != plan.nbytes:
@@ -130,7 +133,8 @@ class Decoder:
         return plan
 
     def _prepare(self, start: bytes, memory: Memory, at: int, nbytes: int) -> BodyPlan:
-        """Analyzes a schema and tries its buffers once, so that later only the body's length has to be checked."""
+        """Analyzes a new schema, and creates its leaves once as a test, so that only the lengths of later bodies must
+        be checked. Returns the plan."""
         key = bytes(memory[at : at + min(layout.key_nbytes(start), nbytes)])
         plan = BodyPlan(start[_HEAD_AT:], layout.parse(key), self._allow_pickle)
         plan.check(nbytes)
@@ -154,7 +158,7 @@ def _any_maker(buffers: Sequence[Buffer]) -> Maker:
 
 
 def _plain_maker(buffers: Sequence[Buffer]) -> Maker:
-    """Returns a maker that runs no Python code for individual leaves."""
+    """Returns a function that creates all leaves without running Python code for each one."""
     shapes = [b.shape for b in buffers]
     types = [_known(b).numpy for b in buffers]
     offsets = [b.offset for b in buffers]
@@ -204,7 +208,7 @@ def _array_maker(buffer: Buffer) -> Maker:
         return array
     if shape:
         raise RemoteProtocolError(f"a scalar of shape {shape}")
-    # A copy: a structured scalar would be a view.
+    # Makes a copy, because a structured scalar would be a view.
     return lambda base: array(base).copy()[()]
 
 
@@ -212,10 +216,10 @@ def _array_maker(buffer: Buffer) -> Maker:
 
 
 class _Builders:
-    """A factory of functions, one for each node, that build the node's part of the tree.
+    """A factory that creates, for each node, a function that builds the node's part of the tree.
 
-    Each function takes the list of all leaves: first the leaves with buffers, then the values, then the objects made so
-    far. Later nodes can refer to these objects.
+    Each function receives the list of all leaves: first the leaves with buffers, then the values, then the objects
+    built so far. Later nodes can refer to these objects.
     """
 
     def __init__(self, parsed: layout.Layout, *, allow_pickle: bool) -> None:
@@ -240,8 +244,8 @@ class _Builders:
         return self.num_buffers + node.index if node.kind is NodeKind.VALUE else None
 
     def _items(self, children: tuple[Node, ...]) -> Builder:
-        """Returns a builder of the list of children. If the children are adjacent leaves, as is usual, it takes one
-        slice."""
+        """Returns a function that builds the list of children. If the children are adjacent leaves, which is the usual
+        case, the function takes a single slice."""
         places = [self._leaf(child) for child in children]
         first = places[0] if places else 0
         if first is not None and places == list(range(first, first + len(places))):
@@ -300,8 +304,8 @@ class _Builders:
 
 
 def _may_have_attributes(node: Node) -> bool:
-    """Returns True if attributes may be set on the object made from the node. On an object with its own state,
-    attributes would act as code."""
+    """Returns True if attributes may be set on the object that is built from the node. On an object with its own state,
+    attributes could cause code to run."""
     if node.kind is NodeKind.MAPPING or (node.kind is NodeKind.MADE and node.way == "mapping"):
         return node.cls is not None and objects.takes_attributes(allowed.find(*node.cls))
     if node.kind is NodeKind.MADE:

@@ -1,7 +1,8 @@
-"""The first difference between two batches, as a path to a leaf and an element of it: `[0]['image'][3, 1]`.
+"""The first difference between two batches, as a path to a leaf and to an element of that leaf, such as
+`[0]['image'][3, 1]`.
 
-The comparison is between bodies, whose bytes the digests cover. It needs none of the user's classes and runs none of
-the user's code.
+Bodies are compared, because their bytes are what the digests cover. The comparison needs none of the user's classes and
+runs none of the user's code.
 """
 
 from __future__ import annotations
@@ -40,7 +41,8 @@ class Parsed:
 
 
 def describe(body: bytes) -> Iterator[str]:
-    """Yields a line for each leaf: its path and a description. Raises RemoteProtocolError."""
+    """Yields a line for each leaf, with its path and a description. Raises RemoteProtocolError if the body is
+    invalid."""
     parsed = Parsed.of(body)
     for path, node in _leaves(parsed.layout.root, ""):
         yield f"batch{path}: {_about(parsed, node)}"
@@ -48,7 +50,7 @@ def describe(body: bytes) -> Iterator[str]:
 
 def first_difference(a: bytes, b: bytes) -> str | None:
     """Returns a description of the first difference between two bodies, or None if they are equal. Raises
-    RemoteProtocolError."""
+    RemoteProtocolError if a body is invalid."""
     one, other = Parsed.of(a), Parsed.of(b)
     return _compare(one, one.layout.root, other, other.layout.root, "")
 
@@ -85,7 +87,7 @@ def _compare_buffers(a: Parsed, x: Buffer, b: Parsed, y: Buffer, path: str) -> s
 
 
 def _compare_values(x: Any, y: Any, path: str) -> str | None:
-    # Compared by their encoding, like the digest: NaN equals itself, and 0.0 differs from -0.0.
+    # Values are compared by their encoding, as in the digest: NaN equals itself, and 0.0 differs from -0.0.
     if values.pack(x) == values.pack(y):
         return None
     steps: Iterable[tuple[str, Any, Any]] = ()
@@ -112,7 +114,7 @@ def _leaves(node: Node, path: str) -> Iterator[tuple[str, Node]]:
 
 
 def _children(node: Node) -> Iterator[tuple[str, Node]]:
-    """Yields the children of a node, each with its step of the path."""
+    """Yields (step, child) for each child of a node. A step is the child's part of the path."""
     if node.kind is NodeKind.MADE:
         yield "", node.children[0]
     elif node.kind is NodeKind.ATTRIBUTES:
@@ -127,7 +129,7 @@ def _children(node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def _element(buffer: Buffer, item: int) -> tuple[int, ...]:
-    """Returns the indices of the item at this position in memory."""
+    """Returns the indices, in the buffer's array, of the item at this position in memory."""
     if buffer.strides is None:
         return tuple(int(i) for i in np.unravel_index(item, buffer.shape))
     found = [0] * len(buffer.shape)

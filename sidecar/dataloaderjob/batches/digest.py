@@ -1,8 +1,9 @@
-"""Digests of a batch tree: the one that it would have when sent to a trainer, and one for comparing different loaders.
+"""Digests of a batch tree: the digest that the batch has when it is sent to a trainer, and a digest for comparing
+different loaders.
 
-The second is canonical. It covers the structure, classes, keys and attributes, and the dtype, shape and bytes of every
-leaf. NaNs with equal bytes are therefore equal, but 0.0 and -0.0 differ. It does not cover strides, tensors'
-requires_grad or the identity of objects.
+The second digest is canonical. It covers the structure, classes, keys and attributes, and the dtype, shape and bytes of
+every leaf. NaNs with equal bytes are therefore equal, but 0.0 and -0.0 differ. The digest does not cover strides,
+tensors' requires_grad or the identity of objects.
 """
 
 from __future__ import annotations
@@ -23,16 +24,17 @@ from dataloaderjob.core.consumption import error_mark, fold
 
 
 def batch_digest(batch: Any, identity: int, *, allow_pickle: bool) -> int:
-    """Returns the digest that a feeder would send with a batch, or the error's mark if no feeder could send it."""
+    """Returns the digest that a feeder would send with a batch, or the mark of the error if no feeder could send the
+    batch."""
     return batch_digests(batch, identity, allow_pickle=allow_pickle)[0]
 
 
 def batch_digests(batch: Any, identity: int, *, allow_pickle: bool) -> tuple[int, int]:
-    """Returns the result of `batch_digest`, and a digest that distinguishes the batch even if no feeder could send
-    it."""
+    """Returns the result of `batch_digest`, and a digest that differs between batches even if no feeder could send
+    them."""
     try:
         encoded = encode(batch, allow_pickle=allow_pickle)
-    except Exception as exc:  # user code is asked for the state of its objects
+    except Exception as exc:  # encoding calls user code for the states of its objects
         mark = error_mark(exc)
         return mark, fold(mark, identity)
     digest = digests.of_parts(encoded.buffers, identity)
@@ -40,13 +42,13 @@ def batch_digests(batch: Any, identity: int, *, allow_pickle: bool) -> tuple[int
 
 
 class Hasher(Protocol):
-    """A hash object, as from `hashlib`."""
+    """A hash object with the interface of `hashlib`."""
 
     def update(self, data: Any, /) -> None: ...
 
 
 def digest_update(hasher: Hasher, batch: Any) -> None:
-    """Feeds a batch to a hash. Objects that need allow_pickle contribute their pickle."""
+    """Feeds a batch to a hash. Objects that need `allow_pickle` are hashed as their pickle."""
     _Walk(hasher.update).item(batch)
 
 
@@ -121,7 +123,7 @@ def _is_named_tuple(item: Any) -> bool:
 def _beside(item: Any, made: Any = None) -> dict[str, Any]:
     try:
         return attributes_beside(item, made)
-    except StaysError:  # then it is sent pickled
+    except StaysError:  # the item is sent as a pickle
         return {"": pickle.dumps(item, protocol=5)}
 
 

@@ -1,9 +1,9 @@
-"""Encoding of a batch tree to bytes: one walk of the tree writes the schema and collects views of the leaves.
+"""Encoding of a batch tree into bytes: a single walk of the tree writes the schema and collects views of the leaves.
 
 `core.layout` defines the format, `decoding` is the inverse, and `objects` decomposes objects.
 
-A tensor, array or object that occurs twice in a batch is a single object on arrival, as with torch. Two views of one
-storage become two tensors with separate storages.
+A tensor, array or object that occurs twice in a batch is still a single object when it arrives, as in torch. Two views
+of the same storage become two tensors with separate storages.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ BufferPart = bytes | memoryview
 Schema = tuple[Any, ...]
 _ZEROS = bytes(layout.ALIGNMENT)
 _MAX_STEPS = 20
-"""Maximum number of steps of a leaf's path in a message."""
+"""Maximum number of steps of a leaf's path that a message contains."""
 _SMALL_NBYTES = 4096
-"""Adjacent parts below this size are joined: a copy of 4 KiB costs less than a separate iovec."""
+"""Adjacent parts below this size, in bytes, are joined, because copying 4 KiB takes less time than a separate iovec."""
 _KEYS = "numbers, strings, bytes and tuples of these"
 _SAME = int(NodeKind.SAME)
 _SEQUENCES: dict[type, NodeKind] = {
@@ -45,7 +45,7 @@ _SEQUENCES: dict[type, NodeKind] = {
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedBatch:
-    """A batch ready to be sent. Its buffers are views of the tensors and keep them alive."""
+    """A batch that is ready to be sent. Its buffers are views of the tensors and keep the tensors alive."""
 
     nbytes: int
     buffers: list[BufferPart]
@@ -55,8 +55,8 @@ class EncodedBatch:
 def encode(batch: Any, *, allow_pickle: bool) -> EncodedBatch:
     """Encodes a batch tree without copying its tensors and arrays.
 
-    Until the buffers are sent, changes to the tensors also change the data that is sent. Raises UnsupportedBatch, which
-    names the leaf that cannot be sent and the option that allows it.
+    If a tensor is modified before the buffers are sent, the modified data is sent. Raises UnsupportedBatch, which names
+    the leaf that cannot be sent and the option that allows it.
     """
     encoder = _Encoder(allow_pickle)
     try:
@@ -101,7 +101,8 @@ def _join_small(parts: Iterable[BufferPart]) -> list[BufferPart]:
 
 
 class _RefusedError(Exception):
-    """The error for a leaf that cannot be sent. The path to the leaf is assembled while the walk unwinds."""
+    """The error for a leaf that cannot be sent. The path to the leaf is assembled as the error propagates up the
+    tree."""
 
     def __init__(self, leaf: object, why: str) -> None:
         super().__init__(why)
@@ -132,7 +133,7 @@ class _Encoder:
         self.allow_pickle = allow_pickle
         self.buffers: list[tuple[BufferPart, int]] = []
         self.values: list[Any] = []
-        # By id, with the object, which is kept alive so that no other object gets its id.
+        # (schema, object) by the object's id. The object is kept alive so that no other object gets the same id.
         self.seen: dict[int, tuple[Schema, Any]] = {}
         self.num_made = 0
 
@@ -145,12 +146,13 @@ class _Encoder:
         return _HANDLERS.get(kind, _Encoder._other)(self, item, depth)
 
     def value(self, item: Any) -> Schema:
-        """Adds a whole tree of plain values, which may change from batch to batch without changing the schema."""
+        """Adds a whole tree of plain values and returns its schema. The values may change from batch to batch without
+        changing the schema."""
         self.values.append(item)
         return layout.node(NodeKind.VALUE, len(self.values) - 1)
 
     def refuse(self, item: Any, why: str = "") -> Schema:
-        """Pickles the leaf if that is allowed; raises otherwise."""
+        """Pickles the leaf if that is allowed. Raises _RefusedError otherwise."""
         if not self.allow_pickle:
             raise _RefusedError(item, why)
         out = io.BytesIO()
@@ -165,12 +167,13 @@ class _Encoder:
         self, items: Iterable[Any], depth: int, label: Callable[[int], str], *, plain: bool = False
     ) -> tuple[Schema, ...] | None:
         """Returns the schemas of the children. Returns None if all children are plain values and `plain` allows the
-        parent to be a plain value, too."""
+        parent to be a plain value as well."""
         items = list(items)
         found: list[Schema | None] = []
         try:
             for item in items:
-                found.append(self.node(item, depth + 1))  # its length is the index of a refused item
+                # If an item is refused, the length of `found` is the item's index.
+                found.append(self.node(item, depth + 1))
         except _RefusedError as refused:
             refused.path.append(label(len(found)))
             raise
@@ -255,7 +258,7 @@ class _Encoder:
         return children and layout.node(NodeKind.DICT, keys, children)
 
     def _pairs(self, items: Mapping[Any, Any], depth: int) -> Schema:
-        """Encodes a dict with keys other than plain values: enums, named tuples, paths."""
+        """Encodes a dict with keys that are not plain values, such as enums, named tuples or paths."""
         keys = self._part(list(items), depth, ".keys()")
         own = self.children(items.values(), depth + 1, lambda i: f"[{list(items)[i]!r}]")
         pairs = layout.node(NodeKind.TUPLE, (keys, layout.node(NodeKind.LIST, own)))
@@ -353,10 +356,10 @@ class _Encoder:
             child = self.node(content, depth + 1) or self.value(content)
         except _RefusedError as refused:
             if type(content) is tuple and way != "tuple":
-                del refused.path[-1:]  # an index of the content is not an index of the object
+                del refused.path[-1:]  # an index into the content is not an index into the object
             raise
         if objects.CARRIERS[way].shared:
-            # Before its attributes, which may refer back to it.
+            # Before the object's attributes, which may refer back to the object.
             self.seen[id(item)] = layout.node(NodeKind.AGAIN, self.num_made), item
         return self._attributes(self._made(way, cls, child), attributes, depth)
 
@@ -379,7 +382,8 @@ class _Encoder:
             raise
 
     def _other(self, item: Any, depth: int) -> Schema | None:
-        """Encodes types that no table lists: subclasses, and objects that must be refused."""
+        """Encodes an item with a type that no table lists: an object of a subclass, or an object that must be
+        refused."""
         if isinstance(item, np.generic):
             return self._scalar(item)
         if isinstance(item, np.memmap):
@@ -397,8 +401,8 @@ class _Encoder:
 
 
 def is_class_of_items(cls: type) -> bool:
-    """Returns True for torch.Size, and for tuple classes implemented in C, such as torch.return_types.max, which take
-    one iterable."""
+    """Returns True for torch.Size, and for tuple classes implemented in C, such as torch.return_types.max. Their
+    constructors accept one iterable."""
     own = allowed.own_names(cls)
     return cls is torch.Size or (
         allowed.mro(cls) == (cls, tuple, object)
@@ -408,7 +412,7 @@ def is_class_of_items(cls: type) -> bool:
 
 
 class _LeafPickler(pickle.Pickler):
-    """A pickler of one leaf in a feeder. It pickles classes by name even if the feeder received them only by value."""
+    """A pickler of one leaf in a feeder. It pickles classes by name, even if the feeder received a class by value."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and obj.__module__ != "builtins" and "<locals>" not in obj.__qualname__:

@@ -1,8 +1,8 @@
 """Graphs of PyTorch Geometric: `Data`, `HeteroData`, their batches, and subclasses without their own `__init__`.
 
-A graph is sent as the mappings of its stores, which hold tensors and plain values (PyG 2.8). It is filled without
-calling setters, so no code chosen by a feeder runs in the trainer. PyG creates the class of a batch at run time, so the
-class of the batch's graphs is named instead. PyG itself is looked up, never imported.
+A graph is sent as the mappings of its stores, which hold tensors and plain values (PyG 2.8). The trainer fills a graph
+without calling setters, so no code chosen by a feeder runs. PyG creates the class of a batch at run time, so the class
+of the batch's graphs is sent by name instead. This module looks up PyG in `sys.modules` and never imports it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ from dataloaderjob.batches import allowed
 from dataloaderjob.batches.special import Carrier, StaysError, exactly
 
 _PRIVATE = frozenset({"_num_graphs", "_slice_dict", "_inc_dict", "_num_nodes"})
-"""Attributes that PyG keeps next to a store's mapping, for a batch and for a graph whose nodes have no attributes."""
+"""Attributes that PyG keeps outside a store's mapping. They belong to a batch, or to a graph with nodes that have no
+attributes."""
 _KEPT_BY_PYG = frozenset({"_mapping", "_parent", "_cached_attr", "_key"})
 _OF_GRAPHS = frozenset(
     {"_store", "_global_store", "_node_store_dict", "_edge_store_dict", "_tensor_attr_cls", "_edge_attr_cls"}
@@ -32,13 +33,13 @@ _DEFINED = (
 
 
 def is_graph(cls: type) -> bool:
-    """Returns True if objects of this class are sent as graphs. Returns False if PyG is not imported, because no graph
-    can exist then."""
+    """Returns True if objects of this class are sent as graphs. Returns False if PyG has not been imported, because no
+    graph can exist in that case."""
     return _base(cls) is not None
 
 
 def graph_class(cls: type) -> type:
-    """Returns the class that is sent by name; for a batch, the class of its graphs."""
+    """Returns the class to send by name. For a batch, this is the class of its graphs."""
     pyg = sys.modules.get("torch_geometric.data")
     if pyg is not None and pyg.Batch in allowed.mro(cls):
         graphs = [base for base in cls.__bases__ if pyg.Batch not in allowed.mro(base)]
@@ -103,13 +104,13 @@ def _make(cls: Any, content: Any) -> Any:
 
 
 def _is_name(name: Any) -> bool:
-    """Returns True unless numpy would interpret the attribute as a description of memory, such as
-    `__array_interface__`."""
+    """Returns True for a text that is not a dunder name. numpy would interpret an attribute such as
+    `__array_interface__` as a description of memory."""
     return type(name) is str and not (name.startswith("__") and name.endswith("__"))
 
 
 def _store_of(graph: Any, key: Any) -> Any:
-    """Returns the store with this key, and creates it if it is missing."""
+    """Returns the store with this key, and creates the store if it does not exist."""
     if key is None:
         return _stores(graph)[0][1]
     if type(key) is str:

@@ -1,4 +1,4 @@
-"""PIL images, whose state is their pixels. PIL itself is looked up, never imported."""
+"""PIL images, which are sent as their pixels. This module looks up PIL in `sys.modules` and never imports it."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _BITS = {"1": 1, "I;16": 16, "I;16L": 16, "I;16B": 16, "I;16N": 16, "I": 32, "F"
 
 
 def is_image(cls: type) -> bool:
-    """Returns True for PIL's images, except stubs, which load another image with a program. Returns False if PIL is not
-    imported, because no image can exist then."""
+    """Returns True for PIL's image classes, except stubs, which run a program to load another image. Returns False if
+    PIL has not been imported, because no image can exist in that case."""
     module, files = sys.modules.get("PIL.Image"), sys.modules.get("PIL.ImageFile")
     if module is None or not allowed.full_name(cls).startswith("PIL."):
         return False
@@ -34,16 +34,16 @@ def _take(image: Any) -> tuple[Any, ...]:
 def _make(cls: Any, content: Any) -> Any:
     info, mode, size, palette, data, more = exactly(content, dict, str, tuple, (list, NoneType), bytes, list)
     width, height = exactly(size, int, int)
-    if min(width, height) < 0 or len(data) != _nbytes(mode, width, height):  # before PIL reserves memory
+    if min(width, height) < 0 or len(data) != _nbytes(mode, width, height):  # before PIL allocates memory
         raise ValueError(f"{len(data)} bytes for an image of {width} x {height} in mode {mode}")
-    values.pack([palette, more])  # plain values only
+    values.pack([palette, more])  # raises unless these are plain values
     made = cls.__new__(cls)
     made.__setstate__([info, mode, size, palette, data, *more])
     return made
 
 
 def _nbytes(mode: str, width: int, height: int) -> int:
-    """Returns the size of the pixels of an image. Raises KeyError for an unknown mode."""
+    """Returns the size of an image's pixels in bytes. Raises KeyError for an unknown mode."""
     bits = _BITS.get(mode) or 8 * sys.modules["PIL.Image"].getmodebands(mode)
     return -(-width * bits // 8) * height
 

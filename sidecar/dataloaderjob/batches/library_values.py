@@ -1,6 +1,7 @@
-"""Values of the standard library, torch and numpy that are sent as plain content. The way alone determines the class.
+"""Values of the standard library, torch and numpy that are sent as plain content. Each way (see `WAYS`) belongs to a
+single class.
 
-Content comes from a feeder. Before it is passed on, it is checked to have exactly the types that `take` returns. Other
+Content comes from a feeder, so it is checked before use: its types must be exactly those that `take` returns. Other
 objects could run code in `__index__`, `__iter__` or `__fspath__`, and text in place of a number could take hours to
 process. To add a value, add an entry to `VALUES`.
 """
@@ -27,13 +28,14 @@ from dataloaderjob.batches.special import Carrier, StaysError, exactly, no_conte
 from dataloaderjob.core import values
 
 _MAX_BITS = 1 << 20
-"""Maximum number of bits of a fraction's numerator and denominator. Reducing a fraction takes quadratic time."""
+"""Maximum number of bits of a fraction's numerator and denominator. The limit exists because reducing a fraction takes
+quadratic time."""
 _ZONE = re.compile(r"[A-Za-z][\w+-]*(?:/[A-Za-z][\w+-]*){0,2}", re.ASCII)
 _Kinds = tuple[type, ...]
 
 
 def is_one(content: Any, kind: type) -> Any:
-    """Returns `content` if it is exactly of this type. Raises TypeError."""
+    """Returns `content` if its type is exactly `kind`. Raises TypeError otherwise."""
     return exactly((content,), kind)[0]
 
 
@@ -44,14 +46,14 @@ def value(
     attributes: bool = False,
     shared: bool = False,
 ) -> Carrier:
-    """Returns a carrier whose way determines the class."""
+    """Returns a carrier for a way that belongs to a single class."""
     return Carrier(
         take=take, make=lambda cls, content: make(content), attributes=attributes, shared=shared  # noqa: ARG005
     )  # fmt: skip
 
 
 def _of(take: Callable[[Any], Any], make: Callable[..., Any], *kinds: type | _Kinds) -> Carrier:
-    """Returns a carrier of values that `make` builds from parts of exactly these types."""
+    """Returns a carrier for values that `make` builds from parts with exactly the types in `kinds`."""
     return value(take, lambda content: make(*exactly(content, *kinds)))
 
 
@@ -71,8 +73,8 @@ _TZ = (NoneType, dt.timezone, zoneinfo.ZoneInfo)
 
 
 def _tzinfo(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the parts of a time. Raises StaysError if its zone is an object of some other class, such as the
-    user's."""
+    """Returns the parts of a time. Raises StaysError if the time zone is an object of an unknown class, such as a
+    user's class."""
     zone = parts[-2]
     if zone is not None and type(zone) not in _TZ:
         raise StaysError(f" in a zone of type {type(zone).__name__}")
@@ -86,7 +88,8 @@ def _take_zone(zone: zoneinfo.ZoneInfo) -> str:
 
 
 def _make_zone(key: str) -> zoneinfo.ZoneInfo:
-    """Returns a zone from this machine's own database. Other names could cause a file or a module to be opened."""
+    """Returns the time zone `key` from this machine's own database. Raises ValueError for keys that are not plain zone
+    names, because such keys could cause other files or modules to be opened."""
     if not _ZONE.fullmatch(key):
         raise ValueError(f"there is no time zone named {key!r}")
     return zoneinfo.ZoneInfo(key)
@@ -118,15 +121,15 @@ def _take_dtype(dtype: np.dtype[Any]) -> Any:
 
 
 def _make_dtype(descr: Any) -> np.dtype[Any]:
-    values.pack(descr)  # plain values only: numpy would ask objects for their dtype
+    values.pack(descr)  # raises unless this is a plain value: numpy would ask an object for its dtype
     return np.lib.format.descr_to_dtype(descr)
 
 
 def _named_in_torch(kind: type) -> Carrier:
-    """Returns a carrier of objects such as torch.float32, whose `str` is their path."""
+    """Returns a carrier for objects such as torch.float32, with a `str` that is their path in torch."""
 
     def make(name: str) -> Any:
-        found = vars(torch).get(name.removeprefix("torch."))  # getattr might import
+        found = vars(torch).get(name.removeprefix("torch."))  # getattr might import a module
         if type(found) is not kind:
             raise TypeError(f"{name} is not a {kind.__name__}")
         return found

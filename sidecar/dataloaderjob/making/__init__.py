@@ -1,1 +1,1 @@
-"""Making samples and batches from a ticket: seeds, generators, slots, stages, failures."""
+"""Making samples and batches from tickets: seeds, random number generators, slots, stages and failures."""

@@ -1,4 +1,4 @@
-"""Making one batch from one ticket, as torch's map-style fetcher does, with seeds from the ticket.
+"""Making one batch from one ticket, as torch's map-style fetcher does, but with seeds derived from the ticket.
 
 The same class runs in feeders and, for `num_workers=0`, in the trainer.
 
@@ -7,13 +7,13 @@ key) and on nothing that differs between processes, so a batch is the same in ev
 little-endian words, which takes 0.7 µs; splitmix64 in plain Python takes 1.2 µs.
 
 If `get_worker_info()` is not None, torch's default_collate stacks tensors into a new shared-memory file for each batch,
-which torch's own transport needs. It also gives the result the dtype of the first sample, instead of promoting dtypes.
-A feeder needs no such file, and the dtype would make its batches differ from those of `num_workers=0`, so this module
+which torch's own transport needs. The result also has the dtype of the first sample, instead of the promoted dtype. A
+feeder does not need the file, and the dtype would make its batches differ from those of `num_workers=0`, so this module
 prevents both.
 
 A sampler's keys that are not integers are pickled for each batch, whereas the script's classes are sent once, in the
-bundle. A class of `__main__` is pickled by name, together with its definition. If the bundle has the class, that class
-is used, so that `isinstance` and `==` hold there. Otherwise, the definition is loaded once.
+bundle. A class of `__main__` is pickled by name, together with its definition. If the bundle contains the class, the
+feeder uses the bundle's class, so that `isinstance` and `==` work. Otherwise, it loads the definition once.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ from dataloaderjob.shipping.pickling import UserCodePickler, rest_of, with_main
 
 SAMPLE = "__getitem__"
 SAMPLES = "__getitems__"
-"""Phases of a fetch, named after the user's function that runs."""
+"""The phases of a fetch, named after the user's function that runs in each."""
 OnSample = Callable[[int], None]
 _MASK = (1 << 64) - 1
 OF_SAMPLE, OF_BATCH = 1, 2
-"""Purposes of seeds: the seed of sample 3 and the seed of batch 3 must differ."""
+"""Purposes of seeds. They make the seed of sample 3 differ from the seed of batch 3."""
 _sample_words = struct.Struct("<4Q").pack
-# Not torch.manual_seed, which also seeds the accelerators: it takes 150 to 180 µs, and this takes 1.2 µs.
+# Used instead of torch.manual_seed, which also seeds the accelerators: 1.2 µs instead of 150 to 180 µs.
 _seed_torch = torch.default_generator.manual_seed
 _seed_numpy = np.random.seed
 _seed_random = random.seed
@@ -65,7 +65,8 @@ _definitions: dict[int, tuple[Any, bytes]] = {}
 
 @cache
 def stack_in_private_memory() -> None:
-    """Replaces torch's collate function for tensors with one that hides the worker info. Runs once per process."""
+    """Replaces torch's collate function for tensors with a function that hides the worker info. Runs once per
+    process."""
     original = default_collate_fn_map[torch.Tensor]
 
     def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
@@ -79,7 +80,8 @@ def stack_in_private_memory() -> None:
 
 
 class SampleError(Exception):
-    """Internal: user code raised an exception. The error holds the phase and the sample; users get its `__cause__`."""
+    """Internal: user code raised an exception. This error holds the phase and the sample; users receive its
+    `__cause__`."""
 
     def __init__(self, phase: str, cause: BaseException, *, position: int | None = None, key: Any = None):
         super().__init__(f"{phase} raised {type(cause).__name__}")
@@ -88,9 +90,9 @@ class SampleError(Exception):
         self.cause = _error(phase, cause)
         """The exception that the user gets, in this process or from a feeder."""
         self.position = position
-        """The sample's position in its batch, for SAMPLE."""
+        """The position of the failed sample in its batch, if the phase is SAMPLE."""
         self.key = key
-        """The sampler's key of that sample."""
+        """The sampler's key for that sample."""
 
 
 def _error(phase: str, cause: BaseException) -> BaseException:
@@ -105,12 +107,12 @@ def _error(phase: str, cause: BaseException) -> BaseException:
 
 
 BY_KEY = "SEEDS_BY_KEY"
-"""Attribute of a dataset's class. If it is true, the seeds of the generators that the dataset holds depend only on a
-sample's key, not on its position."""
+"""Name of an attribute of a dataset's class. If the attribute is true, the seeds of the generators that the dataset
+holds depend only on a sample's key, not on the sample's position."""
 
 
 class Fetcher:
-    """A maker of batches with the dataset and the collate_fn of one loader."""
+    """A builder of batches from the dataset and the collate_fn of one loader."""
 
     def __init__(
         self,
@@ -118,12 +120,15 @@ class Fetcher:
         collate_fn: Callable[[Any], Any] | None,
         held: HeldGenerators = NOTHING_HELD,
     ) -> None:
-        """If `collate_fn` is None, torch's own is used: `default_collate` for batches, `default_convert` for bare keys.
+        """If `collate_fn` is None, torch's defaults are used: `default_collate` for batches, `default_convert` for
+        single samples.
 
-        `held` has the generators that dataset and collate_fn hold. They are seeded like those of the process."""
+        `held` has the generators that `dataset` and `collate_fn` hold. They are seeded in the same way as the process's
+        generators.
+        """
         self.held = held
         self.on_collate: Callable[[], None] | None = None
-        """Called when the samples of a batch have been made, before collate_fn."""
+        """Called after the samples of a batch were made, before collate_fn."""
         self._by_key = bool(getattr(type(dataset), BY_KEY, False))
         self._dataset = dataset
         self._collate_fn = collate_fn
@@ -131,14 +136,14 @@ class Fetcher:
 
     @property
     def is_by_sample(self) -> bool:
-        """True if samples are made one by one, and not by `__getitems__`."""
+        """True if samples are made one by one, rather than by `__getitems__`."""
         return self._getitems is None
 
     def fetch(self, ticket_no: int, ticket: Ticket, on_sample: OnSample | None = None) -> Any:
-        """Returns the batch of one ticket. Seeds the process's generators before each piece of user code.
+        """Returns the batch of one ticket. Seeds the process's generators before each call of user code.
 
-        `on_sample` is called with the number of each sample in the batch before it is made.
-        Raises SampleError from the exception if user code raises one.
+        `on_sample` is called with the position of each sample in the batch before the sample is made. If user code
+        raises an exception, raises SampleError from it.
         """
         if get_worker_info() is not None:
             stack_in_private_memory()
@@ -181,9 +186,9 @@ class Fetcher:
 
 
 def is_of_user(exc: BaseException) -> bool:
-    """Returns True if the exception counts as a failure of the batch. SystemExit does, because it must not terminate a
-    feeder. In the trainer, a KeyboardInterrupt comes from the user's Ctrl-C. A feeder's process gets no Ctrl-C, so only
-    user code raises the exception there."""
+    """Returns True if the exception counts as a failure of the batch. SystemExit counts, because it must not terminate
+    a feeder. A KeyboardInterrupt counts only in a feeder: in the trainer, it comes from the user's Ctrl-C, but a
+    feeder's process receives no Ctrl-C, so user code must have raised it."""
     return isinstance(exc, Exception | SystemExit) or get_worker_info() is not None
 
 
@@ -200,9 +205,9 @@ def _call(phase: str, function: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def derive_seed(base_seed: int, *parts: int) -> int:
-    """Returns a seed in [0, 2**64) that depends on every part and on the order of parts.
+    """Returns a seed in [0, 2**64) that depends on every part and on the order of the parts.
 
-    Parts are taken modulo 2**64, so negative numbers are fine.
+    Parts are taken modulo 2**64, so they may be negative.
     """
     words = struct.pack(f"<{1 + len(parts)}Q", base_seed & _MASK, *[part & _MASK for part in parts])
     return int.from_bytes(blake2b(words, digest_size=8).digest(), "little")
@@ -211,7 +216,7 @@ def derive_seed(base_seed: int, *parts: int) -> int:
 def sample_seed(base_seed: int, position: int, key: Any) -> int:
     """Returns the seed of one sample. `position` counts samples from the start of the iterator."""
     number = key if type(key) is int else key_number(key)
-    # derive_seed(base_seed, OF_SAMPLE, position, number), inlined to save 0.8 µs per sample.
+    # derive_seed(base_seed, OF_SAMPLE, position, number), inlined, which saves 0.8 µs per sample.
     words = _sample_words(base_seed & _MASK, OF_SAMPLE, position & _MASK, number & _MASK)
     return int.from_bytes(blake2b(words, digest_size=8).digest(), "little")
 
@@ -224,9 +229,9 @@ def batch_seed(base_seed: int, ticket_no: int) -> int:
 def key_number(key: Any) -> int:
     """Returns a number for a sampler's key of any kind. The number is the same in every process.
 
-    An integer (also numpy's, or a tensor of one integer) is identified by its value, and a plain value by its encoding.
-    Any other object is identified only by its type, because its pickle or repr may differ between processes. The
-    position already distinguishes two samples.
+    An integer (including a numpy integer, or a tensor of one integer) is identified by its value, and a plain value by
+    its encoding. Any other object is identified only by its type, because its pickle or repr may differ between
+    processes. This suffices, because the position already distinguishes two samples.
     """
     try:
         return operator.index(key)
@@ -240,10 +245,10 @@ def key_number(key: Any) -> int:
 
 
 def identity_of(ticket_no: int, ticket: Ticket) -> int:
-    """Returns a number that identifies a ticket's batch by its place and its keys (see `key_number`). The number is the
-    same in every process."""
+    """Returns a number that identifies a ticket's batch by the batch's place and keys (see `key_number`). The number is
+    the same in every process."""
     keys = ticket.keys
-    if type(keys) is ReadSamples:  # as if the slot had made the batch by itself
+    if type(keys) is ReadSamples:  # the same number as if the slot had made the batch itself
         return digests.identity(ticket.first_position, 0, ticket.bare, [keys.slot, keys.size])
     numbers = keys if type(keys) is list and all_ints(keys) else list(map(key_number, keys))
     return digests.identity(ticket_no, ticket.first_position, ticket.bare, numbers)
@@ -257,9 +262,9 @@ def identity_in_slot(ticket: SlotTicket) -> int:
 def seed_generators(seed: int) -> None:
     """Seeds all three generators from a seed below 2**64, in 8 µs.
 
-    numpy gets the upper half and torch (which uses no more than 32 bits) the lower half. Both are Mersenne Twisters
-    with the same seeding, and would produce the same stream from the same half. Afterwards, `torch.initial_seed()` fits
-    into an int64, as with torch, so that a sample may return it.
+    numpy's generator gets the upper half of the seed, and torch's (which uses only 32 bits) the lower half. Both are
+    Mersenne Twisters that are seeded in the same way, so they would produce the same stream from the same half.
+    Afterwards, `torch.initial_seed()` fits into an int64, as in torch's workers, so that a sample may contain it.
     """
     _seed_random(seed)
     _seed_numpy(seed >> 32)
@@ -288,8 +293,8 @@ def seed_batch(base_seed: int, ticket_no: int) -> None:
 
 @contextmanager
 def preserved_generators() -> Iterator[None]:
-    """Restores the caller's three generators at the end. In between, torch runs with one thread, because sums depend on
-    the number of threads.
+    """Restores the process's three generators at the end. Within the context, torch runs with one thread, because sums
+    depend on the number of threads.
 
     Entering and leaving the context take about 100 µs together.
     """
@@ -316,7 +321,7 @@ class _Pickler(pickle.Pickler):
 
 
 def pickle_keys(keys: list[Any]) -> bytes:
-    """Pickles a sampler's keys. Raises pickle's errors for keys that cannot be pickled."""
+    """Pickles a sampler's keys. Raises the errors of pickle if a key cannot be pickled."""
     out = io.BytesIO()
     _Pickler(out, protocol=5).dump(keys)
     return out.getvalue()

@@ -1,13 +1,13 @@
 """Random number generators that a dataset and its collate_fn hold in an attribute, a closure or a global.
 
-A transform with `np.random.RandomState(0)` would draw from a copy in each process that makes samples. Here, such a
-generator is seeded for each sample, like the process's three generators (`fetcher`). The seed depends on the state of
-the trainer's generator at iter(), on the number of earlier iterators (`Ticket.draws`), and on the sample's position and
-key. The seed does not depend on the epoch's base seed, so a generator that the user has seeded draws the same numbers
-in each run. The seed is the same in every process that makes the sample.
+A transform with its own `np.random.RandomState(0)` would draw from a different copy in each process that makes samples.
+This module therefore seeds the generator for each sample, in the same way as the process's three generators (see
+`fetcher`). The seed depends on the state of the trainer's generator at iter(), on the number of earlier iterators
+(`Ticket.draws`), and on the sample's position and key. The seed does not depend on the epoch's base seed, so a
+generator that the user has seeded draws the same numbers in each run. All processes derive the same seed for a sample.
 
-The seeds of generators that `worker_init_fn` has seeded or replaced depend on the epoch's base seed, from which
-`worker_init_fn` seeds them.
+If `worker_init_fn` has seeded or replaced a generator, that generator's seeds depend on the epoch's base seed instead,
+because `worker_init_fn` derives its own seeds from the base seed.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from dataloaderjob.shipping import modules, user_code
 from dataloaderjob.shipping.reducers import OF_PROCESS
 
 Held: TypeAlias = np.random.RandomState | np.random.BitGenerator | random.Random | torch.Generator
-"""Types of generators that are found. A `np.random.Generator` is represented by its BitGenerator, which may be
-shared."""
+"""Types of generators that are found. An `np.random.Generator` is represented by its BitGenerator, because several
+generators may share it."""
 MOST_OBJECTS = 100_000
-"""Maximum number of objects that are searched. Transforms are close to the dataset, and are found first."""
+"""Maximum number of objects to search. Objects close to the dataset, such as transforms, are searched first."""
 MOST_ITEMS = 1_000
-"""Maximum number of items that are searched in a container. Longer containers are data."""
+"""Maximum number of items to search in a container. A longer container is assumed to hold data."""
 _MASK, _INT64 = (1 << 64) - 1, (1 << 63) - 1
 _MIX = 0x9E3779B97F4A7C15
 _BLOCK = 624
@@ -49,17 +49,18 @@ _ITEMS: tuple[Any, ...] = (dict, list, tuple, set, frozenset, deque)
 
 
 def find(*roots: Any) -> list[tuple[Held, str]]:
-    """Returns the generators reachable from `roots`, each once, in an order that depends only on the objects.
+    """Returns (generator, path) for each generator that is reachable from `roots`, in an order that depends only on the
+    objects.
 
-    Each has a text, which is usually empty. For a generator of a library's class, which is not sent with the class's
-    objects, the text is the generator's path.
+    The path is usually empty. Only a generator that a library's class holds has a path, because it is not sent with the
+    objects of that class.
     """
     pending: deque[Any] = deque(roots)
     seen: dict[int, Any] = {}
     found: list[tuple[Held, str]] = []
     while pending and len(seen) < MOST_OBJECTS:
         item = pending.popleft()
-        kind = type(item)  # not isinstance, which proxies answer for the objects behind them
+        kind = type(item)  # not isinstance, because a proxy answers for the object behind it
         if issubclass(kind, _FLAT) or id(item) in seen or id(item) in OF_PROCESS:
             continue
         seen[id(item)] = item
@@ -82,7 +83,7 @@ def find(*roots: Any) -> list[tuple[Held, str]]:
 
 
 def _of_class(cls: type) -> list[tuple[str, Held]]:
-    """Returns the paths and the generators of a library's class. Each generator is listed once."""
+    """Returns (path, generator) for each generator that a library's class holds. Each generator is listed once."""
     found: dict[int, tuple[str, Held]] = {}
     for name, value in sorted(vars(cls).items()):
         one = value.bit_generator if issubclass(type(value), np.random.Generator) else value
@@ -92,7 +93,7 @@ def _of_class(cls: type) -> list[tuple[str, Held]]:
 
 
 def _parts(item: Any, kind: type) -> Iterable[Any]:
-    """Returns the parts of an object that pickling would include. None of the object's own code runs."""
+    """Returns the parts of an object that pickling would include. Runs none of the object's own code."""
     if kind is types.FunctionType:
         return _of_function(item)
     if issubclass(kind, types.MethodType | types.BuiltinMethodType):
@@ -133,7 +134,7 @@ def _of_slots(item: Any, kind: type) -> list[Any]:
         for slot in [value for value in vars(cls).values() if type(value) is types.MemberDescriptorType]:
             try:
                 found.append(slot.__get__(item))
-            except AttributeError:  # not set
+            except AttributeError:  # the slot is not set
                 continue
     return found
 
@@ -143,7 +144,7 @@ def _of_function(function: types.FunctionType) -> list[Any]:
     for cell in function.__closure__ or ():
         try:
             parts.append(cell.cell_contents)
-        except ValueError:  # empty
+        except ValueError:  # the cell is empty
             continue
     own = function.__globals__
     if modules.is_users(own):
@@ -153,7 +154,7 @@ def _of_function(function: types.FunctionType) -> list[Any]:
 
 
 def _of_modules(code: types.CodeType, reached: Iterable[Any]) -> list[Any]:
-    """Returns values of user modules that code uses as attributes, as in `import tools; tools.rng`."""
+    """Returns the values that code reads as attributes of user modules, as in `import tools; tools.rng`."""
     found = [vars(m) for m in reached if isinstance(m, types.ModuleType) and modules.is_users(vars(m))]
     names = set(code.co_names)
     for const in code.co_consts:
@@ -163,7 +164,7 @@ def _of_modules(code: types.CodeType, reached: Iterable[Any]) -> list[Any]:
 
 
 def state_of(one: Held) -> int:
-    """Returns a number below 2**64 for a generator's state. The number is the same in every process."""
+    """Returns a hash below 2**64 of a generator's state. The hash is the same in every process."""
     if isinstance(one, torch.Generator):
         data = one.get_state().numpy().tobytes()
     elif isinstance(one, random.Random):
@@ -211,13 +212,13 @@ def _seeding(one: Held) -> Callable[[int], Any]:
 
 
 class HeldGenerators:
-    """The generators of one loader, in a process that makes its batches."""
+    """The generators that one loader's dataset and collate_fn hold, in a process that makes the loader's batches."""
 
     __slots__ = ("_known", "_roots", "_seeds")
 
     def __init__(self, *roots: Any, of_classes: Mapping[str, int] | None = None) -> None:
-        """Assumes that the generators' states equal the trainer's. `of_classes` has the trainer's states for generators
-        of libraries' classes."""
+        """Assumes that the generators have the same states as in the trainer. `of_classes` has the trainer's states of
+        generators that classes of libraries hold, by path."""
         self._roots = roots
         self._known: dict[int, tuple[Held, int]] = {}
         """Each generator and its last known state, by the generator's id."""
@@ -232,7 +233,7 @@ class HeldGenerators:
         return bool(self._seeds)
 
     def _readable(self) -> Iterator[tuple[int, Held, str, int]]:
-        """Yields (number, generator, path, state) of the generators that have a state."""
+        """Yields (number, generator, path, state) for each generator with a state that can be read."""
         for number, (one, where) in enumerate(find(*self._roots)):
             try:
                 state = state_of(one)
@@ -247,21 +248,21 @@ class HeldGenerators:
             self._known[id(one)] = one, state_of(one)
 
     def look_again(self) -> None:
-        """Makes generators that worker_init_fn seeded or created depend on the epoch's base seed. Called after
-        worker_init_fn."""
+        """Makes the seeds of generators that worker_init_fn has seeded or created depend on the epoch's base seed.
+        Called after worker_init_fn."""
         origins = {key: origin for key, (_, origin, _) in zip(self._known, self._seeds, strict=True)}
         known, self._known, self._seeds = self._known, {}, []
         for number, one, _, state in self._readable():
             untouched = id(one) in known and known[id(one)][1] == state
             if untouched and isinstance(one, torch.Generator):
-                _mark(one)  # a second time, which removes the mark
+                _mark(one)  # marking a second time removes the mark
                 state = state_of(one)
             self._known[id(one)] = one, state
             self._seeds.append((_seeding(one), origins[id(one)] if untouched else None, number))
 
     def seed(self, seed: int, base_seed: int) -> None:
-        """Seeds the generators for a call of user code with the seed `seed`, in an epoch with the base seed
-        `base_seed`."""
+        """Seeds the generators before a call of user code. `seed` is the seed of the call, and `base_seed` is the base
+        seed of the epoch."""
         for put, origin, number in self._seeds:
             put(_mixed(seed, _mixed(base_seed, number) if origin is None else origin))
 
@@ -294,9 +295,9 @@ def _mixed(seed: int, origin: int) -> int:
 
 
 def _mark(one: Held) -> None:
-    """Rewrites the state of a freshly seeded Mersenne Twister in a different form that yields the same numbers: its
-    next block has been generated, but none of it consumed. For torch's generator, flips a bit of the stored initial
-    seed."""
+    """Rewrites the state of a freshly seeded Mersenne Twister in a different form that yields the same numbers: the
+    next block has been generated, but no number of that block has been drawn. In torch's generator, flips a bit of the
+    stored initial seed instead."""
     if isinstance(one, random.Random):
         version, words, gauss = random.Random.getstate(one)
         if words[-1] == _BLOCK:
@@ -304,7 +305,7 @@ def _mark(one: Held) -> None:
             random.Random.setstate(one, (version, (*random.Random.getstate(one)[1][:-1], 0), gauss))
     elif isinstance(one, torch.Generator):
         state = one.get_state()
-        # The result of initial_seed(), on which no drawn number depends.
+        # These bytes are the result of initial_seed(). No drawn number depends on them.
         state[:8].view(torch.int64).bitwise_xor_(_MARK)
         one.set_state(state)
     else:

@@ -1,4 +1,5 @@
-"""Adjustments to two libraries that make samples the same in every process. Neither library is imported here."""
+"""Adjustments to OpenCV and MONAI, so that samples are the same in every process. This module imports neither
+library."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ _UNNAMED = "_dataloaderjob_unnamed"
 
 
 def seed(number: int) -> None:
-    """Seeds the generators that only their library can reach. Called before each sample."""
+    """Seeds the generators that are internal to a library. Called before each sample."""
     if (cv2 := sys.modules.get("cv2")) is not None:
         seed_opencv(cv2, number)
     leave_out_identities()
@@ -17,7 +18,7 @@ def seed(number: int) -> None:
 
 def seed_opencv(cv2: Any, number: int) -> None:
     """Seeds OpenCV's generator of the calling thread. Its state cannot be read, so it is not restored."""
-    put = getattr(cv2, "setRNGSeed", None)  # absent while the module is imported
+    put = getattr(cv2, "setRNGSeed", None)  # absent while the module is being imported
     if put is not None:
         put(number & 0x7FFFFFFF)
 
@@ -25,8 +26,8 @@ def seed_opencv(cv2: Any, number: int) -> None:
 def leave_out_identities() -> None:
     """Prevents MONAI's transforms from recording `id(self)` in their results (MONAI 1.6).
 
-    The id differs in each process and each run, and `inverse` compares it with the id of the trainer's transform. With
-    TraceKeys.NONE instead, MONAI relies only on the order of the transforms.
+    The id differs between processes and runs, but `inverse` compares it with the id of the trainer's transform. If
+    TraceKeys.NONE is recorded instead, MONAI relies only on the order of the transforms.
     """
     inverse = sys.modules.get("monai.transforms.inverse")
     traceable: Any = getattr(inverse, "TraceableTransform", None)

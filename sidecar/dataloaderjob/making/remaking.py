@@ -1,6 +1,6 @@
-"""Rebuilding recorded batches in this process, from the bundle that made them, as a feeder or the trainer did.
+"""Rebuilding recorded batches in this process, from their bundle, as the feeder or the trainer built them.
 
-A process loads one bundle (`load_bundle`), and takes on the state of that bundle's trainer.
+A process can load only one bundle (see `load_bundle`), because it takes on the state of the bundle's trainer.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataloaderjob.shipping.bundles import UserCode, load_bundle
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Remade:
-    """A rebuilt batch, or the error that building it raised."""
+    """A rebuilt batch, or the error raised in its place."""
 
     ticket: Ticket
     digest: int
@@ -36,9 +36,9 @@ class Remaker:
     """The user's code and data of one bundle, loaded into this process."""
 
     def __init__(self, bundle: Bundle, store: BlobStore, *, in_process: bool) -> None:
-        """Raises the errors of `load_bundle`. With `in_process`, the trainer's own process made the batches, not a
-        feeder."""
-        os.environ[IN_FEEDER_VARIABLE] = "1"  # a loader within the dataset must not act as a trainer's
+        """Raises the errors of `load_bundle`. `in_process` is true if the trainer's own process made the batches,
+        rather than a feeder."""
+        os.environ[IN_FEEDER_VARIABLE] = "1"  # a loader inside the dataset must not act as a trainer's loader
         torch.set_num_threads(1)
         self.code: UserCode = load_bundle(bundle, store)
         os.environ[IN_FEEDER_VARIABLE] = "1"
@@ -49,7 +49,8 @@ class Remaker:
         self._begun = False
 
     def make(self, number: int, payload: bytes, dataset: Any = None) -> Remade:
-        """Rebuilds batch `number` of its epoch. `dataset` is a substitute for the bundle's dataset."""
+        """Rebuilds batch `number` of an epoch from `payload`, its packed ticket. `dataset` is a substitute for the
+        bundle's dataset."""
         ticket = unpack_ticket(payload)
         if not self._in_process:
             self._as_worker(ticket.base_seed)
@@ -64,7 +65,8 @@ class Remaker:
         return Remade(ticket=ticket, digest=digest, batch=batch)
 
     def body(self, remade: Remade) -> bytes:
-        """Returns the bytes of a batch as sent to a trainer. Raises UnsupportedBatch."""
+        """Returns the batch as the bytes that a feeder would send. Raises UnsupportedBatch if the batch cannot be
+        sent."""
         return b"".join(encode(remade.batch, allow_pickle=self.bundle.allow_pickle).buffers)
 
     def _as_worker(self, base_seed: int) -> None:

@@ -1,6 +1,6 @@
 """Sessions, in which a process looks to user code like a torch worker of one loader. See also `fetcher`.
 
-Builders use this module in a feeder, and `remaking` uses it later to rebuild batches.
+In a feeder, builders use this module. `remaking` uses it to rebuild batches later.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def begin_session(
     """Begins a session as torch's worker does: seeds the process, then calls worker_init_fn. Raises the errors of
     worker_init_fn.
 
-    `held` is the result of `held_by`, which must be called before anything is drawn.
+    `held` is the result of `held_by`, which must be called before any random number is drawn.
     """
     introduce(code.dataset, index=index, num_workers=num_workers, base_seed=base_seed)
     seed_worker(base_seed & _MASK63, index)
@@ -34,12 +34,13 @@ def begin_session(
 
 
 def held_by(code: UserCode, of_classes: Mapping[str, int]) -> HeldGenerators:
-    """Returns the generators in code that was just loaded. For `of_classes`, see `HeldGenerators`."""
+    """Returns the generators that user code, which has just been loaded, holds. For `of_classes`, see
+    `HeldGenerators`."""
     return HeldGenerators(code.dataset, code.collate_fn, of_classes=of_classes)
 
 
 def introduce(dataset: Any, *, index: int, num_workers: int, base_seed: int) -> None:
-    """Makes torch's get_worker_info() describe a worker, with the seed of the iterator being served."""
+    """Makes torch's get_worker_info() describe worker `index`, with the seed of the iterator that is being served."""
     worker = _utils.worker
     seed = (base_seed & _MASK63) + index
     info = worker._worker_info  # noqa: SLF001  torch offers no other way to be a worker

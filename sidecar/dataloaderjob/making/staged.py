@@ -1,4 +1,5 @@
-"""A stage and the collate_fn after it, as one collate_fn. Imports nothing: the trainer's first import loads it."""
+"""A stage and the collate_fn that follows it, as a single collate_fn. This module has no expensive imports, because the
+trainer's first import loads it."""
 
 from __future__ import annotations
 
@@ -13,8 +14,8 @@ STAGE, COLLATE = "stage", "collate_fn"
 class Staged:
     """The collate_fn of a loader with a stage. It runs the stage for each sample, then the user's own collate_fn.
 
-    torch calls it if no feeder makes the batches, and so does a framework that rebuilds the loader. A StopIteration in
-    the user's code becomes a RuntimeError, as in a generator, so that it cannot end a slot.
+    torch calls it if no feeder makes the batches, or if a framework rebuilds the loader. A StopIteration in the user's
+    code becomes a RuntimeError, as in a generator, so that it cannot end a slot.
     """
 
     stage: Callable[[Any], Any]
@@ -23,7 +24,8 @@ class Staged:
     """True if samples are not batched, and arrive one by one."""
 
     def __call__(self, read: Any, before: Callable[[int], None] | None = None) -> Any:
-        """Calls `before` with each sample's position before its stage, and with -1 before collate_fn."""
+        """Returns the batch. Calls `before` with a sample's position before the stage runs for that sample, and with -1
+        before collate_fn."""
         made, what = [], STAGE
         try:
             for position, sample in enumerate([read] if self.is_bare else read):
@@ -39,6 +41,6 @@ class Staged:
 
 
 def unchanged(samples: Any) -> Any:
-    """Returns the samples unchanged. This is the collate_fn for slots whose samples have a stage, and for samples that
+    """Returns the samples unchanged. This is the collate_fn for slots if the loader has a stage, and for samples that
     are inspected."""
     return samples

@@ -26,26 +26,26 @@ from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
 from dataloaderjob.making.staged import COLLATE, STAGE, Staged
 
 _OF_STAGE = 3
-"""Purpose of a seed; `fetcher` uses 1 and 2."""
+"""The purpose of a stage's seeds. `fetcher` uses 1 and 2."""
 
 
 class StageFetcher:
-    """A maker of batches from samples that a slot has read."""
+    """A builder of batches from samples that a slot has read."""
 
     def __init__(self, staged: Staged, held: HeldGenerators = NOTHING_HELD) -> None:
         self._staged = staged
         self.held = held
         self.on_collate: Callable[[], None] | None = None
-        """Called after the stage of a batch's samples, before collate_fn."""
+        """Called after the stage has run for all samples of a batch, before collate_fn."""
         self.is_by_sample = True
         self._decoder = Decoder(allow_pickle=True)
 
     def fetch(self, ticket_no: int, ticket: Ticket, on_sample: OnSample | None = None) -> Any:  # noqa: ARG002
-        """Does the same as `Fetcher.fetch`; the batch does not depend on the ticket's number."""
+        """Does the same as `Fetcher.fetch`, but the batch does not depend on the ticket's number."""
         stack_in_private_memory()
         read = ticket.keys
         assert isinstance(read, ReadSamples)  # noqa: S101  the keys of a staged loader's tickets
-        # A copy, because user code may modify samples, as it may with a dataset's.
+        # Makes a copy, because user code may modify samples in place, as it may modify those of a dataset.
         samples = self._decoder.decode(np.array(np.frombuffer(read.body, np.uint8)))
         place = _OF_STAGE, read.slot, ticket.first_position
         at = -1

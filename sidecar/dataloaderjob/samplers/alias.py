@@ -1,9 +1,10 @@
-"""Weighted draws in constant time: Walker's alias method, with a table that is made without a loop.
+"""Weighted draws in constant time: Walker's alias method, with a table that is built without a Python loop.
 
-Each of n columns holds 1/n of the probability. A column is filled by its own sample. If that sample has less than 1/n,
-the rest is filled by an alias, a sample with more than 1/n. Rich samples, with more than 1/n, fill up poor ones in
-order, one after another. If the last poor sample takes too much from the rich one that fills it, the next rich sample
-fills up the latter. The assignment follows from two running sums, one of the deficits and one of the excesses.
+Each of n columns holds 1/n of the probability. A column is filled by its own sample. If that sample has a probability
+below 1/n (a poor sample), the rest of the column is filled by an alias, a sample with a probability above 1/n (a rich
+sample). Rich samples fill up poor ones in order, one after another. If filling the last of its poor samples leaves a
+rich sample with less than 1/n, the next rich sample fills up the rich sample's own column. The assignment follows from
+two running sums, one of the deficits and one of the excesses.
 """
 
 from __future__ import annotations
@@ -17,13 +18,13 @@ F64 = npt.NDArray[np.float64]
 
 
 class AliasTable:
-    """A table of 16 bytes for each weight."""
+    """A table for weighted draws. It has 16 bytes for each weight."""
 
     __slots__ = ("aliases", "own")
 
     def __init__(self, weights: F64) -> None:
         """Requires weights that are finite, at least 0, and not all 0."""
-        # The last running sum, not sum(), which adds in an order that depends on the processor.
+        # Uses the last running sum, because sum() adds in an order that depends on the processor.
         share = weights / np.cumsum(weights)[-1] * weights.size
         self.own = np.minimum(share, 1.0)
         """Share of each column that belongs to its own sample."""
@@ -40,7 +41,7 @@ class AliasTable:
         self.aliases[rich[:-1]] = rich[1:]
 
     def draw(self, uniform: F64) -> I64:
-        """Returns a sample for each number in [0, 1)."""
+        """Returns the index of a sample for each of the uniform random numbers, which are in [0, 1)."""
         size = self.own.size
         scaled = uniform * size
         columns = np.minimum(scaled.astype(np.int64), size - 1)

@@ -14,22 +14,23 @@ from dataloaderjob.samplers.elastic import ElasticSampler, OrderPlace, Tail, fit
 from dataloaderjob.samplers.permutation import I64, Permutation
 
 WEIGHED = 32
-"""Number of rows of a global batch that are dealt by sums, at 7 µs each. The remaining rows are dealt in alternating
-directions. For 8,192 samples with typical text lengths, the heaviest of 64 ranks is 0.02 % above the mean. It would be
-0.01 % above with all rows weighed, and 0.27 % above with none."""
+"""Number of rows of a global batch (one sample per rank) that are dealt according to the ranks' sums, at 7 µs per row.
+The remaining rows are dealt in alternating directions. For 8,192 samples with typical text lengths, the sum of the
+heaviest of 64 ranks is 0.02% above the mean. It would be 0.01% above if all rows were dealt by sums, and 0.27% above if
+none were."""
 
 
 class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
     """A `batch_sampler` that deals each global batch to the ranks so that the ranks' sums of lengths are close.
 
     The global batches are the same for every world size that divides their size; only the assignment to ranks differs.
-    Without `look_ahead`, they are the batches of a plain shuffle, so balancing costs no randomness.
+    Without `look_ahead`, they are the batches of a plain shuffle, so balancing does not make the order less random.
 
     Args:
         lengths: the length of each sample, or its cost if that is not proportional to the length.
-        global_batch_size: number of samples in a step, on all ranks together; each rank gets an equal number.
-        look_ahead: number of global batches whose samples are sorted by length together, so that the samples of a
-            batch have similar lengths and need little padding. The order of these batches is then shuffled again.
+        global_batch_size: number of samples in a step, over all ranks; each rank gets an equal number.
+        look_ahead: number of global batches whose samples are sorted by length together, so that the samples of a batch
+            have similar lengths and need little padding. The order of these batches is then shuffled again.
         num_replicas, rank, shuffle, seed, drop_last, tail: as for `ElasticDistributedSampler`; `tail` applies to the
             last global batch.
 
@@ -92,11 +93,11 @@ class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
                 for batch in self._batches(indices[at : at + chunk], place.epoch, (first + at) // chunk)
             ]
             done = max(place.position - first, 0) // self.global_batch_size
-            # One by one: a rank's part is computed only when it is requested.
+            # Yields batches one by one, so that this rank's part of a batch is computed only when it is requested.
             yield from ([self._part(batch)] for batch in batches[done:])
 
     def _batches(self, indices: I64, epoch: int, chunk: int) -> list[I64]:
-        """Returns the global batches of a chunk."""
+        """Returns the global batches of a chunk, each as an array of dataset indices."""
         if self.look_ahead == 1:
             return [indices]
         batches = of.longest_first(indices, self._lengths).reshape(-1, self.global_batch_size)
@@ -105,14 +106,15 @@ class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
         return list(batches)
 
     def _part(self, batch: I64) -> list[int]:
-        """Returns this rank's samples: one of each W samples in descending order of length. For the longest samples,
-        the ranks' sums so far decide."""
+        """Returns this rank's samples of a global batch. The batch is sorted by length, longest first, and each row of
+        W samples has one sample for each of the W ranks. In the first `WEIGHED` rows, the ranks' sums so far decide
+        which rank gets which sample."""
         ranks, rank = self.num_replicas, self.rank
         rows = of.longest_first(batch, self._lengths).reshape(-1, ranks)
         sums = np.zeros(ranks, dtype=np.int64)
         mine: list[int] = []
         for row, costs in zip(rows[:WEIGHED], self._lengths[rows[:WEIGHED]], strict=True):
-            turns = np.argsort(sums, kind="stable")  # the rank with the least gets the longest
+            turns = np.argsort(sums, kind="stable")  # the rank with the smallest sum gets the longest sample
             sums[turns] += costs
             mine.append(int(row[turns == rank][0]))
         rest = rows[WEIGHED:].copy()

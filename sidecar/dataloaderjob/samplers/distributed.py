@@ -1,4 +1,5 @@
-"""Samplers of single samples: each rank takes every W-th position of a global order, which any function can define."""
+"""Samplers of single samples. Each of W ranks takes every W-th position of a global order, which any function can
+define."""
 
 from __future__ import annotations
 
@@ -12,26 +13,26 @@ from dataloaderjob.samplers.elastic import ElasticSampler, OrderPlace, Tail, fit
 from dataloaderjob.samplers.permutation import I64, Permutation
 
 BLOCK = 4096
-"""Number of indices made together. Each takes 40 ns, including 18 ns for numpy calls. With 1,024 indices, each takes
-98 ns. With 16,384, each takes 50 ns, because the arrays do not fit into the cache."""
+"""Number of indices computed at a time. An index takes 40 ns, including 18 ns for numpy calls. With blocks of 1,024, an
+index takes 98 ns. With blocks of 16,384, it takes 50 ns, because the arrays do not fit into the cache."""
 Order = Callable[[I64], I64]
-"""A function from positions, each below the number of samples, to the dataset's indices."""
+"""A function that maps an array of positions, each below the number of samples, to an array of dataset indices."""
 
 
 class ElasticDistributedSampler(ElasticSampler[int]):
-    """`DistributedSampler` without a list of indices, and with a state from which any number of ranks can resume.
+    """A `DistributedSampler` that keeps no list of indices, with a state from which any number of ranks can resume.
 
     The order of an epoch is one permutation, identified by (seed, epoch, number of samples). Rank r of W takes
-    positions r, r + W, r + 2W and so on, as torch's sampler does. The batches of B samples on all W ranks together are
-    then the next W * B positions. Every world size with the same product W * B, or W * B * k for k batches in a step,
-    has the same global batches. After a checkpoint, a different world size resumes where all ranks had stopped. No
-    sample is lost or repeated.
+    positions r, r + W, r + 2W and so on, as torch's sampler does. If each rank takes a batch of B samples, the W ranks
+    together take the next W * B positions. All world sizes with the same product W * B, or W * B * k for k batches in a
+    step, have the same global batches. After a checkpoint, a different world size resumes where all ranks had stopped.
+    No sample is lost or repeated.
 
     Args:
         dataset, num_replicas, rank, shuffle, seed, drop_last: as for `DistributedSampler`.
-        tail: "drop", "pad" or "error" for samples at the end that do not fill all ranks; None: set by `drop_last`. With
-            each of these, all ranks have the same number of samples, even after a checkpoint from a different world
-            size.
+        tail: "drop", "pad" or "error" for samples at the end that do not fill all ranks; None: determined by
+            `drop_last`. With any of these, all ranks have the same number of samples, even after a checkpoint from a
+            different world size.
         global_batch_size: if given, the tail fills global batches of this size instead of ranks. The last global batch
             is then the same for every world size that divides this size.
 
@@ -81,7 +82,8 @@ class ElasticDistributedSampler(ElasticSampler[int]):
             yield self._look_up(order, self._own(turns, place.epoch)).tolist()
 
     def _own(self, turns: I64, epoch: int) -> I64:  # noqa: ARG002  for subclasses
-        """Returns this rank's positions: one out of the `num_replicas` that start at each of `turns`."""
+        """Returns this rank's positions. Each of `turns` is the first of `num_replicas` positions, and one of these
+        belongs to this rank."""
         return turns + self.rank
 
     def _look_up(self, order: Order, positions: I64) -> I64:
@@ -92,7 +94,7 @@ class ElasticDistributedSampler(ElasticSampler[int]):
         return order(positions)
 
     def _end(self, start: int) -> int:
-        """Returns the end position of the epoch if all ranks start at `start`."""
+        """Returns the position at which the epoch ends if all ranks start at position `start`."""
         total = self._samples
         if self.global_batch_size is not None:
             total = fit(total, self.global_batch_size, self.tail, what="samples over global batches")
@@ -101,7 +103,7 @@ class ElasticDistributedSampler(ElasticSampler[int]):
 
 
 def check_shares(global_batch_size: int, ranks: int) -> None:
-    """Raises InputError if the ranks cannot have equal parts of a global batch."""
+    """Raises InputError if a global batch cannot be divided equally among the ranks."""
     if global_batch_size < 1 or global_batch_size % ranks:
         raise InputError(
             f"a global batch must have the same number of samples, at least one, for each of {ranks} "

@@ -1,12 +1,13 @@
-"""Base class of all samplers here: one global order for an epoch, a part of it for each rank, a state without a rank.
+"""Base class of this package's samplers: one global order per epoch, a part of it for each rank, and a state that is
+independent of the rank.
 
-All ranks together consume an epoch from its beginning: after k items on each of W ranks, they are at position
-k * `stride`. A state holds the epoch and that position, so any rank's state is valid for all ranks, and for a different
+All ranks together consume an epoch from its beginning: after each rank has returned k items, they are at position k *
+`stride`. A state holds the epoch and that position, so one rank's state is valid for every rank, and for a different
 number of ranks.
 
-A sampler runs ahead of the training, and loaders request two iterators and use one. An iterator therefore starts with
-its first item, not before: only then does it take the current epoch and the loaded position. Each iterator has its own
-state, which torch's StatefulDataLoader keeps with each batch.
+A sampler runs ahead of the training, and a loader may request two iterators and use only one. An iterator therefore
+reads the current epoch and the loaded position only when its first item is requested. Each iterator has its own state,
+which torch's StatefulDataLoader keeps with each batch.
 """
 
 from __future__ import annotations
@@ -33,14 +34,14 @@ _T_co = TypeVar("_T_co", covariant=True)
 
 
 class OrderPlace(NamedTuple):
-    """The common position of all ranks."""
+    """The place that all ranks have in common: an epoch, and a position in its global order."""
 
     epoch: int
     position: int
 
 
 class Cursor(Generic[_T]):
-    """Progress of one iteration of a sampler."""
+    """The progress of one iteration over a sampler."""
 
     def __init__(self, sampler: ElasticSampler[_T]) -> None:
         self._sampler = sampler
@@ -59,13 +60,13 @@ class Cursor(Generic[_T]):
         return OrderPlace(begun.epoch, begun.position + done * self._sampler.stride)
 
     def load(self, place: OrderPlace) -> None:
-        """Continues from `place` with the next item."""
+        """Makes the iteration continue at `place`."""
         self._begun, self._loaded = None, place
-        for _ in self._block:  # discard the rest of it
+        for _ in self._block:  # discard the rest of the block
             pass
 
     def blocks(self) -> Iterator[Iterator[_T]]:
-        """Yields blocks of items. Runs for the first item, and whenever a block is exhausted."""
+        """Yields blocks of items. This generator is resumed for the first item, and whenever a block is exhausted."""
         while True:
             begun = self._loaded or self._sampler.beginning()
             self._begun, self._loaded, self._given = begun, None, 0
@@ -81,27 +82,27 @@ class Cursor(Generic[_T]):
 
 
 class Items(itertools.chain[_T]):
-    """The iterator of a sampler. It yields a block's items in C, at 20 ns each; `__next__` in Python would take
-    100 ns."""
+    """The iterator of a sampler. It yields a block's items from C code, at 20 ns per item. A `__next__` in Python would
+    take 100 ns."""
 
     sampler: ElasticSampler[_T]
     cursor: Cursor[_T]
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the state after the last item returned."""
+        """Returns the sampler's state after the last item that this iterator returned."""
         return self.sampler.state_at(self.cursor.place())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continues from the state with the next item. Raises InputError for a state of a different order."""
+        """Makes this iterator continue from `state`. Raises InputError for a state of a different order."""
         if state:
             self.cursor.load(self.sampler.accept_state(state))
             self.sampler.begin(self.cursor)
 
 
 class ElasticSampler(DistributedSampler[_T_co]):
-    """Base class of the samplers: positions, tails and state. A subclass defines the items in `blocks`.
+    """Base class of the samplers: positions, tails and state. A subclass implements `blocks`, which yields the items.
 
-    It is a `DistributedSampler`, so frameworks that look for one leave it in place.
+    The class derives from `DistributedSampler`, so frameworks that check for a distributed sampler do not replace it.
     """
 
     stride: int
@@ -132,22 +133,23 @@ class ElasticSampler(DistributedSampler[_T_co]):
         self.stride = self.num_replicas
         self._loaded: OrderPlace | None = None
         self._current: Cursor[Any] | None = None
-        """The iteration whose state is the sampler's state."""
+        """The iteration that determines the sampler's state."""
 
     def blocks(self, place: OrderPlace) -> Iterator[list[_T_co]]:
-        """Yields this rank's items from a place to the end of its epoch, in lists."""
+        """Yields lists of this rank's items, from a place to the end of its epoch."""
         raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
-        """Returns everything that determines the meaning of a position, as plain values for JSON."""
+        """Returns everything that determines the meaning of a position, as values that JSON can represent."""
         return {"seed": self.seed, "shuffle": self.shuffle}
 
     def details(self, place: OrderPlace) -> dict[str, Any]:  # noqa: ARG002  for subclasses
-        """Returns further items for a state at this place."""
+        """Returns additional entries for a state at this place."""
         return {}
 
     def read_details(self, place: OrderPlace, state: Mapping[str, Any]) -> None:
-        """Restores the items of `details`. Raises InputError, KeyError, TypeError or ValueError if that fails."""
+        """Restores the entries that `details` returned. Raises InputError, KeyError, TypeError or ValueError if that
+        fails."""
 
     def __iter__(self) -> Iterator[_T_co]:
         cursor: Cursor[_T_co] = Cursor(self)
@@ -162,7 +164,7 @@ class ElasticSampler(DistributedSampler[_T_co]):
         self.epoch = epoch
 
     def place(self) -> OrderPlace:
-        """Returns the place of all ranks, assuming that each has taken the same number of items as this one."""
+        """Returns the place of all ranks, assuming that each rank has taken the same number of items as this rank."""
         if self._loaded is None and self._current is not None:
             return self._current.place()
         return self.beginning()
@@ -172,19 +174,21 @@ class ElasticSampler(DistributedSampler[_T_co]):
         return self._loaded or OrderPlace(self.epoch, 0)
 
     def restart(self) -> None:
-        """Drops a loaded or current position: the next iteration is a whole epoch."""
+        """Drops the loaded position and the current one, so that the next iteration is a whole epoch."""
         self._loaded = self._current = None
 
     def begin(self, cursor: Cursor[Any]) -> None:
-        """Records that an iteration starts: it uses up the loaded position, and its state becomes the sampler's."""
+        """Records that an iteration starts. The loaded position is now used up, and the iteration's state is the
+        sampler's."""
         self._loaded, self._current = None, cursor
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns a new dict of plain values: the epoch, the position of all ranks, and the parameters of the order."""
+        """Returns a new dict of plain values: the epoch, the position of all ranks, and the parameters that define the
+        order."""
         return self.state_at(self.place())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Makes the next iteration resume from `state`; later ones are whole epochs. An empty dict loads nothing.
+        """Makes the next iteration resume from `state`; later iterations are whole epochs. An empty dict loads nothing.
 
         Raises InputError for a state of a different order.
         """
@@ -239,7 +243,8 @@ class ElasticSampler(DistributedSampler[_T_co]):
 
 
 def fit(count: int, unit: int, tail: Tail, *, what: str) -> int:
-    """Returns `count` as a multiple of `unit`, according to the rule for the tail. `what` names both in the error."""
+    """Returns `count` rounded down (`tail` "drop") or up ("pad") to a multiple of `unit`. With "error", raises
+    InputError unless it is a multiple. `what` names both numbers in the message."""
     over = count % unit
     if not over:
         return count

@@ -1,4 +1,4 @@
-"""Lengths of samples, for samplers of batches: the length of each sample, or any number proportional to its work."""
+"""Sample lengths, for samplers of batches. A length may be any number that is proportional to the work for a sample."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ OF_BATCHES = 3
 
 
 def check_lengths(lengths: Lengths) -> I64:
-    """Returns lengths as an array. Raises InputError unless they are one-dimensional whole numbers of at least 0."""
+    """Returns the lengths as an int64 array. Raises InputError unless they are a one-dimensional sequence of whole
+    numbers of at least 0."""
     values = np.asarray(lengths)
     whole = values.size == 0 or np.issubdtype(values.dtype, np.integer)
     if values.ndim != 1 or not whole or (values < 0).any():
@@ -31,7 +32,7 @@ def check_lengths(lengths: Lengths) -> I64:
 
 
 def digest(lengths: I64) -> str:
-    """Returns a digest of all lengths, to detect a state that belongs to different data."""
+    """Returns a digest of all lengths, as 16 hex digits. It reveals that a state belongs to different data."""
     return hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()[:16]
 
 
@@ -41,6 +42,6 @@ def longest_first(indices: I64, lengths: I64) -> I64:
 
 
 def shuffled(count: int, seed: int, epoch: int, chunk: int) -> list[int]:
-    """Returns a random order for the batches of a chunk, which were made longest first."""
+    """Returns a random order for the `count` batches of a chunk, which were formed in order of length."""
     found: list[int] = Permutation(count, seed, epoch, chunk, OF_BATCHES)(np.arange(count)).tolist()
     return found

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 Weights = Sequence[float] | Mapping[int, Sequence[float]] | Callable[[int], Sequence[float]]
 _permutation = functools.lru_cache(maxsize=64)(Permutation)
-"""A cache of permutations. Making their keys again for each block would take a tenth of the time."""
+"""A cache of permutations. Without it, computing their keys for each block would take a tenth of the total time."""
 _OF_TURNS = 2
 """Identifies a stream of keys that is separate from the one for permutations."""
 
@@ -29,19 +29,19 @@ _OF_TURNS = 2
 class ElasticMixtureSampler(ElasticDistributedSampler):
     """Samples of several datasets in proportion to weights, for a loader over their `ConcatDataset`.
 
-    Every prefix of an epoch has each dataset's share of samples to within two samples (half a sample for two
-    datasets). A dataset that is exhausted starts another pass, in a different order. Ranks take turns at random, so no
-    rank gets more of a dataset than others.
+    In every prefix of an epoch, the number of samples from a dataset is within two samples of its share (within half a
+    sample if there are two datasets). An exhausted dataset starts another pass, in a different order. The assignment of
+    samples to ranks is random, so no rank systematically gets more samples of a dataset than the others.
 
     Args:
-        datasets: a `ConcatDataset`, or its parts in their order.
-        weights: one for each dataset. For a curriculum: {epoch: weights from that epoch on}, or a function of the
-            epoch, which is called once for each epoch. A state holds the weights of its epoch, and a function is not
-            called again for that epoch.
-        num_samples: number of samples in an epoch, on all ranks together; None: the length of all datasets.
+        datasets: a `ConcatDataset`, or a list of its datasets in the same order.
+        weights: one for each dataset. For a curriculum: {epoch: weights from that epoch on}, or a function that returns
+            the weights of an epoch and is called once for each epoch. A state holds the weights of its epoch, so the
+            function is not called again for that epoch.
+        num_samples: number of samples in an epoch, over all ranks; None: the total length of the datasets.
         continuous: if true, each dataset continues after the last sample that the previous epoch took from it, so that
-            none of its samples is seen less often than others. If false, each epoch starts all datasets from the
-            beginning.
+            no sample of a dataset is seen much less often than the others. If false, each epoch starts all datasets
+            from the beginning.
         num_replicas, rank, shuffle, seed, drop_last, tail, global_batch_size: as for `ElasticDistributedSampler`.
 
     Raises:
@@ -77,7 +77,7 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
         self._known: dict[int, tuple[float, ...]] = {}
         """Weights by epoch."""
         self._drawn = 0, [0] * len(self._lengths)
-        """An epoch, and the number of samples of each dataset drawn before it."""
+        """An epoch, and the number of samples of each dataset that were drawn before that epoch."""
         self.weights_of(0)
 
     def weights_of(self, epoch: int) -> tuple[float, ...]:
@@ -117,13 +117,14 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
             self._drawn = place.epoch, drawn
 
     def _own(self, turns: I64, epoch: int) -> I64:
-        # The datasets' turns are regular: without this, each of two ranks would get only one of two datasets.
+        # The datasets alternate regularly. Without random ranks, each of two ranks might get only one of two datasets.
         key = make_keys(1, self.seed, epoch, _OF_TURNS)[0]
         first = hash_below(turns.astype(np.uint64), key, np.uint64(self.num_replicas)).view(np.int64)
         return turns + (first + self.rank) % self.num_replicas
 
     def _of_part(self, part: int, numbers: I64, epoch: int) -> I64:
-        """Returns the dataset indices of samples. `numbers` counts samples across all passes over the dataset."""
+        """Returns the indices, in the concatenated dataset, of samples of dataset `part`. `numbers` are the samples'
+        numbers, counted across all passes over that dataset."""
         length = self._lengths[part]
         passes = numbers // length
         found = numbers - passes * length

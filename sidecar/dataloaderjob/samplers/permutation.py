@@ -1,4 +1,4 @@
-"""Pseudorandom permutations of range(n) that need no list, and the hash with which the samplers draw.
+"""Pseudorandom permutations of range(n) that need no list, and the hash from which the samplers get random numbers.
 
 `Permutation` is a Feistel network over a grid of rows and columns that has n cells or slightly more. Half a round
 shifts the row by a hash of the column, modulo the number of rows; the other half shifts the column by a hash of the
@@ -6,7 +6,7 @@ row. Each half can be inverted for any hash, so the whole is a bijection on the 
 through the network again until it is below n. Only 64-bit integers are used, so an order is the same on every platform.
 
 With eight half rounds, a chi-square test of pairs of positions over 40,000 keys finds no bias from n = 16 on. With six,
-it finds some bias up to n = 30. For few indices, a grid prefers some orders, regardless of the number of rounds. Up to
+it finds some bias up to n = 30. If n is small, a grid favors some orders, regardless of the number of rounds. Up to
 `SMALL` indices are therefore sorted by a hash, which takes no longer than the numpy calls for one block of the network.
 """
 
@@ -26,13 +26,13 @@ SMALL = 1024
 _MASK = (1 << 64) - 1
 _KEYS_PER_HASH = 8
 _32 = np.uint64(32)
-# Odd numbers with evenly spread bits, as multiplicative hashing needs: one from the golden ratio, and a similar one.
+# Odd numbers with evenly spread bits, as multiplicative hashing requires. The first derives from the golden ratio.
 _FIRST = np.uint64(0x9E3779B97F4A7C15)
 _SECOND = np.uint64(0xD6E8FEB86659FD93)
 
 
 class Permutation:
-    """One permutation of range(n), identified by a seed and further numbers."""
+    """One permutation of range(n), identified by a seed and other numbers."""
 
     __slots__ = ("_columns", "_keys", "_listed", "_n", "_rows")
 
@@ -76,13 +76,14 @@ def _sort_by_hash(n: int, keys: U64) -> I64:
 def _shift(values: U64, by: U64, size: np.uint64) -> U64:
     """Returns (values + by) modulo size; both are below size. Overwrites `by`."""
     by += values
-    # For sums below size, the difference wraps and is huge: the smaller of the two is the remainder.
+    # If the sum is below size, the difference wraps around and is huge, so the smaller of the two is the remainder.
     found: U64 = np.minimum(by, by - size, out=by)
     return found
 
 
 def make_keys(count: int, *parts: int) -> U64:
-    """Returns keys for `hash_words` that depend on all parts and on their order. Parts are taken modulo 2**64."""
+    """Returns `count` keys for `hash_words` that depend on all parts and on the order of the parts. Parts are taken
+    modulo 2**64."""
     words = struct.pack(f"<{len(parts)}Q", *(part & _MASK for part in parts))
     hashes = (
         blake2b(words, digest_size=8 * _KEYS_PER_HASH, salt=struct.pack("<Q", number)).digest()
@@ -92,7 +93,7 @@ def make_keys(count: int, *parts: int) -> U64:
 
 
 def hash_words(words: U64, key: np.uint64) -> U64:
-    """Returns a hash of each word, from two multiplications. Callers use the upper half of its bits."""
+    """Returns a hash of each word, computed with two multiplications. Callers use the upper half of the hash's bits."""
     made = words ^ key
     made *= _FIRST
     made ^= made >> _32

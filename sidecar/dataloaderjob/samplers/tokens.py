@@ -1,4 +1,5 @@
-"""Batches with a token budget: each has samples of similar length, and all ranks have the same number of batches."""
+"""Batches with a token budget. The samples of a batch have similar lengths, and all ranks have the same number of
+batches."""
 
 from __future__ import annotations
 
@@ -17,25 +18,25 @@ from dataloaderjob.samplers.permutation import I64, Permutation
 
 
 class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
-    """A `batch_sampler` that makes batches of variable size with at most `max_tokens` tokens.
+    """A `batch_sampler` that forms batches of variable size, each with at most `max_tokens` tokens.
 
     The order of an epoch is cut into chunks of `look_ahead` samples. A chunk is sorted by length and packed into
     batches, longest first, and the batches are shuffled. This sequence of batches does not depend on the ranks. Each of
     W ranks takes every W-th batch, so a step has W batches with about the same number of tokens, and all ranks have the
-    same number of steps. A different world size resumes after the consumed batches. Its steps have the same batches
-    if W times the number of batches of a rank in a step is the same.
+    same number of steps. After a checkpoint, a different world size resumes after the batches already consumed. Its
+    steps consist of the same batches if W times the number of batches per rank in a step stays the same.
 
-    The number of batches in an epoch depends on the order. `len()` packs the whole current epoch, once, which takes
-    0.15 s for a million samples. The `position` of a state counts batches.
+    The number of batches in an epoch depends on the order. `len()` packs the whole current epoch the first time it is
+    called, which takes 0.15 s for a million samples. The `position` of a state counts batches.
 
     Args:
         lengths: number of tokens in each sample.
         max_tokens: limit for one batch on one rank.
-        padded: if true, a batch costs its longest sample times its number of samples; if false, for samples packed
-            without padding, the sum of its lengths.
-        max_batch_size: maximum number of samples in a batch; None: limited by `max_tokens` only.
-        look_ahead: number of samples sorted together. A larger number saves padding; a smaller one is closer to a
-            plain shuffle.
+        padded: if true, the tokens of a batch are its longest sample's length times its number of samples. If false,
+            they are the sum of its lengths, as for samples that are packed without padding.
+        max_batch_size: maximum number of samples in a batch; None: limited only by `max_tokens`.
+        look_ahead: number of samples sorted together. A larger number saves padding; a smaller one is closer to a plain
+            shuffle.
         num_replicas, rank, shuffle, seed, drop_last, tail: as for `ElasticDistributedSampler`; `tail` applies to the
             last batches of the epoch.
 
@@ -78,8 +79,8 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         self._chunks = -(-self._lengths.size // look_ahead)
         self._digest = of.digest(self._lengths)
         self._starts: tuple[int, list[tuple[int, int]]] = 0, [(0, 0)]
-        """An epoch, with the first batch and the number of each of its known chunks. A state can thus be resumed
-        without packing all earlier chunks."""
+        """An epoch and, for each of its known chunks, the number of the first batch and the number of the chunk. With
+        these, a state can be resumed without packing all earlier chunks."""
         self._counted: tuple[int, int] | None = None
         """An epoch and its number of batches."""
 
@@ -116,7 +117,7 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         start, chunk = self._chunk_of(place)
         if self._starts[0] != place.epoch:
             self._starts = place.epoch, [(start, chunk)]
-        waiting: list[list[int]] = []  # batches that do not fill a step yet
+        waiting: list[list[int]] = []  # batches that do not yet fill a step
         skip = place.position - start
         for number in range(chunk, self._chunks):
             made = self._batches(place.epoch, number)
@@ -132,7 +133,8 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
             yield [waiting[self.rank]]
 
     def _chunk_of(self, place: OrderPlace) -> tuple[int, int]:
-        """Returns the first batch and the number of the last known chunk that begins at or before a place."""
+        """Returns (number of the first batch, number of the chunk) for the last known chunk that begins at or before a
+        place."""
         epoch, starts = self._starts
         if epoch != place.epoch or starts[0][0] > place.position:
             return 0, 0
@@ -166,7 +168,8 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         return made
 
     def _cuts(self, indices: I64) -> list[int]:
-        """Returns the starts of batches among samples of descending length, and the end of the last batch."""
+        """Returns the index at which each batch begins, followed by the end of the last batch. `indices` are samples in
+        descending order of length."""
         lengths = self._lengths[indices]
         sums = np.cumsum(lengths)
         cuts = [0]

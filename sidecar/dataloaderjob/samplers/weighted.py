@@ -1,4 +1,4 @@
-"""Independent weighted draws with replacement. Each rank makes its own draws, and no list is kept."""
+"""Independent weighted draws with replacement. Each rank computes only its own draws, and no list is kept."""
 
 from __future__ import annotations
 
@@ -23,13 +23,14 @@ _OF_DRAWS = 1
 
 
 class ElasticWeightedSampler(ElasticDistributedSampler):
-    """`WeightedRandomSampler` for ranks, with replacement. Any number of ranks can resume from its state.
+    """A `WeightedRandomSampler` with replacement, for any number of ranks. A different number of ranks can resume from
+    its state.
 
     The draw at a position depends only on (seed, epoch, position). A table of 16 bytes for each weight is kept.
 
     Args:
-        weights: a number of 0 or more for each sample; the sum need not be 1.
-        num_samples: number of draws in an epoch, on all ranks together.
+        weights: a number of 0 or more for each sample; they need not add up to 1.
+        num_samples: number of draws in an epoch, over all ranks.
         num_replicas, rank, seed, drop_last, tail, global_batch_size: as for `ElasticDistributedSampler`.
 
     Raises:
@@ -67,7 +68,7 @@ class ElasticWeightedSampler(ElasticDistributedSampler):
 
 
 def check_weights(weights: Any) -> npt.NDArray[np.float64]:
-    """Returns weights as an array. Raises InputError if no draw is possible with them."""
+    """Returns the weights as a float64 array. Raises InputError if nothing can be drawn with them."""
     values = np.asarray(weights, dtype=np.float64)
     if values.ndim != 1 or not np.isfinite(values.sum()) or (values < 0).any() or not (values > 0).any():
         shown = (

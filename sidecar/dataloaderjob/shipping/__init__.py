@@ -1,1 +1,2 @@
-"""Shipping of user code and its state as blobs: objects, their names, and objects that cannot be sent."""
+"""Shipping of user code and its state as blobs. It covers objects, the names of objects, and objects that cannot be
+sent."""

@@ -1,9 +1,10 @@
 """Shipping of user code and data to feeders: dataset, collate_fn and worker_init_fn as a bundle of blobs.
 
-`blobs[0]` consists of a u64 length, a table, and the pickle, whose parts `module_state` describes. `blobs[1]` is the
-source of the user's modules. The other blobs are the pickle's buffers; small buffers share a blob. A feeder maps these
-blobs privately: a node holds them once in memory, and each feeder may write to its own view of them. The feeder imports
-the user's modules under their own names from the shipped source, then restores their state.
+`blobs[0]` consists of a table, preceded by its length as a u64, and the pickle. `module_state` describes the parts of
+the pickle. `blobs[1]` is the source of the user's modules. The other blobs are the pickle's buffers; small buffers
+share a blob. A feeder maps the blobs privately, so a node holds them in memory only once, and each feeder may write to
+its own view of them. The feeder imports the user's modules under their own names from the shipped source, then restores
+their state.
 """
 
 from __future__ import annotations
@@ -42,26 +43,27 @@ from dataloaderjob.shipping.reducers import bytes_of
 from dataloaderjob.shipping.snapshot import CodeSnapshot, SnapshotMaker
 
 BLOB_NBYTES = 64 * 1024 * 1024
-"""Size up to which buffers are joined, so that a dataset of 10,000 arrays does not become 10,000 files."""
+"""Maximum size in bytes of a blob that several buffers share. Because they share blobs, a dataset of 10,000 arrays does
+not become 10,000 files."""
 ALIGNMENT = 64
 ANNOUNCED_NBYTES = 1_000_000_000
-"""Size from which a copy is announced, because it takes seconds."""
+"""Minimum number of bytes at which copying is announced, because it takes seconds."""
 SLOW_S = 1.0
 SLOW_IMPORT_S = 1.0
-"""Duration from which an import that the dataset does not need is reported."""
+"""Minimum duration in seconds at which an import that the dataset does not need is reported."""
 FIRST_BUFFER = 2
-"""Index of the first blob after the pickle and the sources."""
+"""Index of the first blob that contains buffers."""
 _LENGTH = struct.Struct("<Q")
 BufferPlace = tuple[int, int, int]
-"""(blob, offset, bytes) of a buffer."""
+"""The place of a buffer: (index of the blob, offset in the blob, number of bytes)."""
 _snapshots = SnapshotMaker()
 _one_at_a_time = threading.RLock()
-"""Protects what is known about earlier snapshots, because several threads may make iterators at the same time."""
+"""Protects `_snapshots`, because several threads may create iterators at the same time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UserCode:
-    """Loaded content of a bundle."""
+    """The loaded content of a bundle."""
 
     dataset: Any
     collate_fn: Callable[[Any], Any] | None
@@ -77,10 +79,11 @@ def make_bundle(
     allow_pickle: bool,
     slow: Callable[[float], None] | None = None,
 ) -> Bundle:
-    """Pickles the current state of the dataset and its functions into `store`; the bundle's id depends on the content.
+    """Pickles the current state of the dataset and its functions into `store`, and returns the bundle. The bundle's id
+    depends on the content.
 
-    `slow` is called with the duration in seconds if that exceeds SLOW_S and the next call will be as slow. Raises
-    InputError, which names the attribute that cannot be pickled.
+    `slow` is called with the duration in seconds if that exceeds SLOW_S and the next call will be as slow. If an
+    attribute cannot be pickled, raises InputError, which names the attribute.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
     with _one_at_a_time:
@@ -96,7 +99,7 @@ def make_bundle(
 
 
 def _after_fork_in_child() -> None:
-    global _one_at_a_time  # another thread may have held it
+    global _one_at_a_time  # another thread may have held the lock during the fork
     _one_at_a_time = threading.RLock()
 
 
@@ -123,7 +126,7 @@ def _stored(snapshot: CodeSnapshot, store: BlobStore) -> tuple[tuple[str, int], 
 
 
 def _groups(buffers: Sequence[memoryview]) -> Iterator[list[memoryview]]:
-    """Yields groups of adjacent buffers, up to BLOB_NBYTES each; a larger buffer forms its own group."""
+    """Yields groups of adjacent buffers, with at most BLOB_NBYTES per group. A larger buffer forms its own group."""
     group: list[memoryview] = []
     nbytes = 0
     for buffer in buffers:
@@ -151,10 +154,11 @@ def _joined(group: list[memoryview]) -> bytes | memoryview:
 
 def load_bundle(bundle: Bundle, store: BlobStore) -> UserCode:
     """Loads a bundle made by `make_bundle` into this process, which takes on the trainer's state. Every blob must be in
-    `store`. Must be called only once, in a process that has not loaded any user code.
+    `store`. Call this only once, in a process that has not loaded any user code.
 
-    Arrays and tensors of 64 KiB and more are views of the blobs: writable, and private once written to. Raises
-    InputError, which names the module, if a module that the user's code needs is missing here.
+    Arrays and tensors of 64 KiB and more are views of the blobs. They are writable, and writes are private to this
+    process. If a module that the user's code needs is missing on this machine, raises InputError, which names the
+    module.
     """
     if len(bundle.blobs) < FIRST_BUFFER:
         raise RemoteProtocolError(
@@ -207,7 +211,7 @@ def _parse_sources(data: bytes) -> tuple[Mapping[str, Any], dict[str, Source]]:
 
 
 def _map(path: Path, nbytes: int) -> memoryview:
-    """Maps the file privately. Unlike mmap's, torch's mapping keeps no file descriptor open."""
+    """Maps the file privately. Uses torch's mapping, which, unlike `mmap`, does not keep a file descriptor open."""
     storage: Any = torch.UntypedStorage.from_file(str(path), False, nbytes)
     return bytes_of(storage).data
 
@@ -219,17 +223,19 @@ def _part(mapped: memoryview, offset: int, nbytes: int) -> memoryview:
 
 
 class ModuleLoader(importlib.abc.MetaPathFinder):
-    """A finder of the shipped modules, which take precedence over this machine's. It gives each module its state."""
+    """A finder of the shipped modules, which take precedence over this machine's modules. It restores each module's
+    state."""
 
     def __init__(self, sources: Mapping[str, Source], others: Mapping[str, bytes]) -> None:
-        """`others` has the state of modules that receive it only when they are imported."""
+        """`others` has the states of modules that the dataset does not reach. They are restored only when the modules
+        are imported."""
         self.failed: dict[str, InputError] = {}
-        """Errors of failed imports by module, raised if the module is needed."""
+        """The errors of failed imports, by module. An error is raised only if its module is needed."""
         self._sources = sources
         self._others = dict(others)
         self._fresh = Fresh()
         self._imported: list[str] | None = []
-        """Modules that wait for their state until everything is imported; None afterwards."""
+        """Imported modules with a state that is yet to be restored; None once all modules are imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -250,11 +256,11 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
         return spec
 
     def load(self, stream: IO[bytes], buffers: Iterable[Any], imports: Iterable[tuple[str, bool]]) -> Any:
-        """Imports the modules, gives them their state, and returns the roots. `imports` has (name, True if the dataset
-        needs it) for each module.
+        """Imports the modules, restores their states, and returns the roots. `imports` has (name, True if the dataset
+        needs the module) for each module.
 
-        All modules are imported before any gets its state, because the state already includes entries that one module's
-        import adds to another module's tables.
+        All modules are imported before any state is restored, because a state already includes the entries that one
+        module's import adds to another module's tables.
         """
         found = Found(self._others.pop("__main__", b""), self._fresh)
         for name, needed in imports:
@@ -279,7 +285,7 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
     def _import(self, name: str) -> None:
         try:
             importlib.import_module(name)
-        except Exception as exc:  # user code; it matters only if the dataset needs it
+        except Exception as exc:  # user code; the error matters only if the dataset needs the module
             self.failed[name] = _import_error(name, self._sources, exc)
 
     def _on_import(self, name: str) -> None:
@@ -294,7 +300,7 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
             return
         try:
             module_state.apply_alone(name, packed, self._fresh)
-        except Exception as exc:  # user code; the module stays as its import made it
+        except Exception as exc:  # user code; the module remains as its import created it
             say(f"the state of the module {name} could not be restored from the trainer: {exc}")
 
 
@@ -304,7 +310,7 @@ def _import_for_effect(name: str) -> None:
         importlib.import_module(name)
     except KeyboardInterrupt:
         raise
-    except BaseException as exc:  # user code, which may end with sys.exit()
+    except BaseException as exc:  # user code, which may call sys.exit()
         say(
             f"the import of {name}, which the script also imports, fails in feeders: {type(exc).__name__}: {exc}"
         )
@@ -317,7 +323,7 @@ def _import_for_effect(name: str) -> None:
 
 
 class _Loader(importlib.machinery.SourceFileLoader):
-    """A loader that takes the module's own source from the bundle, and other files of a package from disk."""
+    """A loader that reads a module's source from the bundle, and other files of a package from disk."""
 
     def __init__(self, source: Source, on_import: Callable[[str], None]) -> None:
         super().__init__(source.name, source.file or "")
@@ -337,7 +343,7 @@ class _Loader(importlib.machinery.SourceFileLoader):
 
 
 def _remember_lines(file: str, text: bytes) -> None:
-    """Makes tracebacks and `inspect` show the shipped lines, even if the file here differs."""
+    """Makes tracebacks and `inspect` show the shipped source lines, even if the file on this machine differs."""
     try:
         lines = importlib.util.decode_source(text).splitlines(keepends=True)
     except (SyntaxError, UnicodeDecodeError):
@@ -346,7 +352,7 @@ def _remember_lines(file: str, text: bytes) -> None:
 
 
 def _make_main(main: Mapping[str, Any]) -> None:
-    """Puts a fresh `__main__` into sys.modules, with the script's name and file and no other content."""
+    """Puts a fresh `__main__` into sys.modules, which has the script's name and file but no other content."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=sys.modules["builtins"], __package__=main["package"])
     if main["file"] is not None:
@@ -387,7 +393,7 @@ def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
 
 
 def _lacks_in_module(exc: Exception) -> bool:
-    """Returns True if an attribute of a module or of a class is missing, even if pickle or a module's __getattr__
+    """Returns True if an attribute of a module or of a class is missing, including if pickle or a module's __getattr__
     raised the error."""
     return isinstance(exc, AttributeError) and (
         isinstance(exc.obj, types.ModuleType | type)

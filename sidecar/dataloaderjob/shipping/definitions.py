@@ -1,10 +1,11 @@
-"""Definitions of a script that its dataset does not refer to. Feeders load them when code looks them up in `__main__`.
+"""The definitions in a script that its dataset does not refer to. Feeders load them when code looks them up in
+`__main__`.
 
 `pickle.load` of one of the script's classes, `globals()[name]`, `typing.get_type_hints` and a module's `__main__.OPT`
-use names that no analysis of the dataset's code finds. Each definition is sent in a separate pickle, which refers to
-the others by name, and is loaded on demand. Objects that cannot be pickled, or are large, are left out. Data is
-included only if it is a constant of the source or if modules look it up in `__main__`. Most globals of a script change
-from epoch to epoch and from rank to rank, and each change would make another bundle.
+use names that an analysis of the dataset's code does not find. Each definition is sent in a separate pickle, which
+refers to the others by name, and is loaded on demand. Objects that are large or cannot be pickled are left out. Data is
+included only if it is a constant in the source or if modules look it up in `__main__`. Most globals of a script change
+from epoch to epoch and from rank to rank, and each change would create another bundle.
 """
 
 from __future__ import annotations
@@ -27,12 +28,12 @@ from dataloaderjob.shipping.modules import MAINS, Source
 from dataloaderjob.shipping.pickling import DYNAMIC, Bounded, Reached, UserCodePickler, UserCodeUnpickler
 
 MAX_NBYTES = 1024 * 1024
-"""Maximum size of a definition and its content."""
+"""Maximum size in bytes of the pickle of a definition, including its content."""
 _MAIN = "main"
 _IMPORTS_MAIN = re.compile(rb"import\s+__main__|from\s+__main__|import_module\(\s*['\"]__main__")
 _ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
 Entry = tuple[bytes, list[str]]
-"""Pickle of a definition, and the globals that it looks up when it is used."""
+"""(pickle of a definition, names of the globals that the definition looks up when it is used)."""
 
 
 class _Pickler(UserCodePickler):
@@ -55,7 +56,7 @@ class _Pickler(UserCodePickler):
 
 
 class Definitions:
-    """A pickler of definitions that reuses the pickles of those that cannot have changed."""
+    """A pickler of definitions, which reuses the pickle of a definition that cannot have changed."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[tuple[Any, ...], Entry | None]] = {}
@@ -68,7 +69,8 @@ class Definitions:
         sources: Iterable[Source],
         text: bytes | None,
     ) -> bytes:
-        """Returns definitions packed for `Found`, except those in `reached`, which are sent with the dataset."""
+        """Returns the definitions, packed for `Found`, except those in `reached`, which are sent with the dataset.
+        Returns b"" if none is left."""
         own = vars(sys.modules["__main__"])
         asked = {
             name for source in sources for name in _attributes_of_main(source.text)
@@ -127,8 +129,8 @@ def _is_constant(name: str, value: Any, constants: Mapping[str, Any]) -> bool:
 
 
 def _key(value: Any, modules: Collection[str]) -> tuple[Any, ...]:
-    """Returns the objects whose identities determine the pickle of `value`, or an empty tuple if there are no such
-    objects."""
+    """Returns the objects whose identities determine the pickle of `value`, or an empty tuple if identities alone do
+    not determine it."""
     module = getattr(value, "__module__", None)
     if isinstance(value, types.ModuleType):
         return (value,)
@@ -163,7 +165,7 @@ def _written(
 
 @functools.lru_cache(maxsize=1)
 def _literals(text: bytes) -> dict[str, Any]:
-    """Returns globals that the source sets once, to a literal."""
+    """Returns the globals that the source sets exactly once, to a literal, with their values."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):
@@ -180,7 +182,7 @@ def _literals(text: bytes) -> dict[str, Any]:
             case ast.Assign(targets=[ast.Name(id=name)], value=value) if stored[name] == 1:
                 with contextlib.suppress(ValueError, TypeError, MemoryError):
                     found[name] = ast.literal_eval(value)
-    # An empty table will be filled later.
+    # An empty list or dict is probably filled later.
     return {name: value for name, value in found.items() if value not in ([], {})}
 
 
@@ -224,7 +226,7 @@ class _Unpickler(UserCodeUnpickler):
 
 
 class Found:
-    """Definitions that are loaded when they are looked up in `__main__`."""
+    """The definitions of a bundle, each loaded when it is looked up in `__main__`."""
 
     def __init__(self, packed: bytes, fresh: names.Fresh) -> None:
         eager, entries = values.unpack(packed) if packed else ([], [])
@@ -238,7 +240,7 @@ class Found:
             self._own["__getattr__"], self._own["__dir__"] = self.find, self._dir
 
     def find(self, name: str) -> Any:
-        """Returns the global `name`. Raises AttributeError."""
+        """Returns the global `name`. Raises AttributeError if it does not exist or cannot be loaded."""
         with self._lock:
             if name in self._own:
                 return self._own[name]
@@ -259,7 +261,7 @@ class Found:
             return self._own[name]
 
     def load_eagerly(self) -> None:
-        """Loads definitions that code looks up in the globals dict itself, which cannot load on demand."""
+        """Loads the definitions that code looks up directly in the globals dict, which cannot load them on demand."""
         with self._lock:
             self._load_all(self._eager)
 

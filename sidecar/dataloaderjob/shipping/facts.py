@@ -1,6 +1,6 @@
 """Facts about this process for handshakes and bundles; `sidecar.dispatch.choose` compares them.
 
-These facts have their own module, because the zygote needs it before any of our other modules.
+They have their own module, because the zygote needs them before it imports any of our other modules.
 """
 
 from __future__ import annotations
@@ -14,7 +14,8 @@ import torch
 
 
 def facts() -> dict[str, Any]:
-    """Returns versions as major.minor, and the machine type with the vector units that torch uses: `x86_64 AVX2`."""
+    """Returns versions as major.minor, and the machine type with the vector instructions that torch uses, such as
+    `x86_64 AVX2`."""
     return {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "torch": _minor(torch.__version__),

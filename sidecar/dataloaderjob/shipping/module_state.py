@@ -1,9 +1,11 @@
-"""State of user modules: the parts that are pickled with the dataset, their order, and how they are restored.
+"""The state of user modules: its parts, the order in which they are pickled with the dataset, and how they are
+restored.
 
-One pickle has these parts: the code of `__main__` and of the modules that the dataset reaches (functions and classes
-put into them), the data of each module, the data of `__main__`, then the dataset with its functions. The parts are
-separate dumps that share one memo, so objects shared by two parts stay shared. A module that the dataset does not reach
-has its own pickle, which is applied if user code imports the module after all.
+A pickle has these parts, in this order: the code of `__main__` and of the modules that the dataset reaches (functions
+and classes that were put into them), the data of each module, the data of `__main__`, and the dataset with its
+functions. The parts are separate dumps with a common memo, so an object that two parts refer to remains a single
+object. A module that the dataset does not reach has its own pickle, which is applied if user code nevertheless imports
+the module.
 """
 
 from __future__ import annotations
@@ -25,24 +27,25 @@ from dataloaderjob.shipping.pickling import Reached, UserCodeUnpickler, rest_of
 from dataloaderjob.shipping.unpicklable import ENTRY, Excluded
 
 Dump = tuple[str, Any]
-"""(module that the state belongs to, object to pickle)."""
+"""(name of the module or part, object to pickle)."""
 
 
 class Code(NamedTuple):
     """Functions, classes and modules that a module holds but does not define."""
 
     references: bytes
-    """Packed (path, module, path in that module)."""
+    """A packed list of (path, module that defines the object, path in that module)."""
     by_value: list[Item]
     modules: tuple[str, ...]
-    """Modules that the references name."""
+    """The modules that the references name."""
 
 
 CODE, MAIN, ROOTS = "<code>", "__main__", "<roots>"
 
 
 class References:
-    """Code that modules import from other modules, by name. It is looked up again if a module's code has changed."""
+    """References to the code that modules import from other modules. A module's references are computed again only if
+    its code has changed."""
 
     def __init__(self) -> None:
         self._known: dict[str, tuple[list[Item], Code]] = {}
@@ -74,8 +77,8 @@ def _referred(items: list[Item]) -> Code:
 
 
 def _place(value: Any) -> tuple[str, str] | None:
-    """Returns (module, path in it) of an object that an import finds. Returns None for other objects, and for those of
-    `__main__`."""
+    """Returns (module, path in that module) for an object that can be found by import. Returns None for other objects,
+    and for objects of `__main__`."""
     if isinstance(value, types.ModuleType):
         name = value.__name__
         return (name, "") if sys.modules.get(name) is value and name not in MAINS else None
@@ -88,7 +91,7 @@ def _place(value: Any) -> tuple[str, str] | None:
 
 
 class ModuleState:
-    """Current content of modules, as far as it must be sent."""
+    """The current content of modules that must be sent."""
 
     def __init__(self, known: Names, excluded: Excluded, references: References) -> None:
         self.known = known
@@ -111,7 +114,8 @@ class ModuleState:
         yield "__main__", [(name, value) for name, value in main.items() if not is_code[name]]
 
     def alone(self, module: str, reached: Reached) -> Iterator[Dump]:
-        """Yields the state of a module that the dataset does not reach; `reached` is filled by the consumer."""
+        """Yields the state of a module that the dataset does not reach. While it pickles one part, the consumer adds to
+        `reached` what the part refers to, and this determines the next part."""
         code = self.code(module)
         yield module, (code.references, code.by_value, self.data(module))
         done = set[str]()
@@ -134,7 +138,7 @@ class ModuleState:
         return found._replace(by_value=self._allowed(module, found.by_value))
 
     def data(self, module: str) -> tuple[list[tuple[Any, Any]], list[Item]]:
-        """Returns (content of the objects that are updated in place, values to assign)."""
+        """Returns a list of (object to update in place, its content), and a list of (path, value to assign)."""
         items = self._allowed(module, self.known.split[module][1])
         contents = []
         kept = []
@@ -143,7 +147,7 @@ class ModuleState:
             if named is not None and named[1][:2] == (module, path) and names.kind(value) != "opaque":
                 try:
                     contents.append((value, self._content(module, path, value)))
-                except Exception:  # user code; the import's object stays as it is
+                except Exception:  # user code; the object remains as the import created it
                     self._excluded.add((module, path, id(value)))
             kept.append((path, value))
         return contents, kept
@@ -178,7 +182,7 @@ def parts(module: str, state: ModuleState) -> Iterator[tuple[str, Any, Any]]:
 
 
 def apply_code(loaded: Any, skip: Collection[str]) -> list[str]:
-    """Restores code and patches. Returns the modules whose data follows, in the same order."""
+    """Restores code and patches. Returns the modules for which data follows, in that order."""
     modules, code, main, patches = loaded
     for module, references, by_value in code:
         if module not in skip:
@@ -190,7 +194,7 @@ def apply_code(loaded: Any, skip: Collection[str]) -> list[str]:
 
 
 def apply_alone(module: str, packed: bytes, fresh: names.Fresh) -> None:
-    """Gives a module the state that `ModuleState.alone` wrote."""
+    """Restores the state of a module from the parts that `ModuleState.alone` yielded."""
     unpickler = UserCodeUnpickler(io.BytesIO(packed), (), fresh)
     references, by_value, data = unpickler.load()
     main = vars(sys.modules[MAIN])
@@ -230,10 +234,11 @@ def assign_all(module: str, items: list[Item]) -> None:
 
 
 def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
-    """Returns (library's module, name, the user's function) for functions of libraries that the script replaced with
-    its own function or with a `functools.partial` of the original.
+    """Returns (library's module, name, the user's function) for each library function that the script has replaced,
+    either with its own function or with a `functools.partial` of the original.
 
-    Examines every global of every loaded module, which takes 10 to 30 ms, so it should be called only once.
+    This function examines every global of every loaded module, which takes 10 to 30 ms, so it should be called only
+    once.
     """
     users = {id(vars(module)) for module in user_modules.find().values()}
     main = sys.modules["__main__"]
@@ -254,7 +259,8 @@ def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
 
 
 def _is_replaced(own: dict[str, Any], name: str, value: functools.partial[Any]) -> bool:
-    """Returns True if a script, not the library itself, replaced a function with this partial of it."""
+    """Returns True if a script, rather than the library itself, has replaced the function `name` with this partial of
+    it."""
     if getattr(value.func, "__name__", None) != name:
         return False
     lines = linecache.getlines(own["__file__"])
@@ -263,8 +269,8 @@ def _is_replaced(own: dict[str, Any], name: str, value: functools.partial[Any]) 
 
 def _patchable(name: str, own: dict[str, Any]) -> bool:
     top = name.partition(".")[0]
-    # Not the standard library: feeders use it, too, and the script's own json.loads would break them. Some scripts
-    # silence print() on all ranks except the first, which would make different bundles on different ranks.
+    # The standard library is excluded: feeders use it, and a script's own json.loads would break them. Some scripts
+    # silence print() on all ranks but the first, which would make the bundles of the ranks differ.
     return (
         top not in sys.stdlib_module_names
         and top not in ("dataloaderjob", "__mp_main__")
@@ -273,8 +279,9 @@ def _patchable(name: str, own: dict[str, Any]) -> bool:
 
 
 def entries(modules: Mapping[str, types.ModuleType]) -> list[tuple[str, Any, Any]]:
-    """Returns entries that other code added to torch's default_collate_fn_map and to PIL's formats, names added to
-    numpy or collections for old code (`np.float = float`), and module aliases for old pickles."""
+    """Returns (module, path, value) for entries that user code has added: to torch's default_collate_fn_map, to PIL's
+    formats, to numpy or collections for old code (`np.float = float`), and to the loaded modules as aliases for old
+    pickles."""
     from torch.utils.data._utils import collate
 
     found: list[tuple[str, Any, Any]] = [
@@ -313,7 +320,7 @@ def _names_at_import(name: str) -> frozenset[str]:
 
 _COLLATE, _PIL_OPEN, _ALIAS = "<collate>", "<PIL>", "<alias>"
 _WITH_ADDED_NAMES = ("collections", "numpy")
-"""Modules whose `__all__` lists all their names."""
+"""Modules with an `__all__` that lists all their names."""
 
 
 def apply_patch(where: str, name: Any, value: Any) -> None:

@@ -1,21 +1,22 @@
-"""User modules in the trainer, their source, and the modules that functions belong to.
+"""The user modules in the trainer, their source, and the origin of functions.
 
-A user module has Python source, or is a namespace package, and lies outside the standard library, installed
-distributions and this package. An editable install counts as a user module. functools.wraps gives a wrapper the name of
-the wrapped function, so a function's origin is determined from its code.
+A user module has Python source or is a namespace package. It lies outside the standard library, installed distributions
+and this package. An editable install counts as a user module. functools.wraps gives a wrapper the name of the wrapped
+function, so a function's origin is determined from its code.
 
 A script imports some modules for a side effect of the import, such as registering a codec or patching a library.
-Nothing in the dataset refers to such a module, so no pickle refers to it, but samples rely on it. A feeder imports a
-module under two conditions. First, the script would import it again in a worker with the start method "spawn": at its
-top level, outside `if __name__ == "__main__":`, directly or through other user modules. Second, the module's top level
-does more than define names: it calls a function, changes an imported object, or uses a decorator that registers
-something. A model's file, which only defines classes and imports large libraries, is not imported.
+Nothing in the dataset refers to such a module, so no pickle refers to it, but samples rely on the side effect. A feeder
+imports the module under two conditions. First, a worker with the start method "spawn" would import it again, because
+the script imports it at the top level, outside `if __name__ == "__main__":`, directly or through other user modules.
+Second, the module's top level does more than define names: it calls a function, changes an imported object, or uses a
+decorator that registers something. A model's file, which only defines classes and imports large libraries, is not
+imported.
 
-A module whose import has not finished in the trainer is left out, because it may be iterating the loader. Modules that
-delete files, or that start programs, tracked runs or process groups, are left out, and so are modules that import them.
-Output, warnings, logging and changes to sys do not count as side effects: they are sent separately, or feeders do not
-need them. An import that fails in a feeder is reported and ignored. Code that needs the module later imports it again,
-and gets the error.
+A module is left out while the trainer is still importing it, because that import may be iterating over the loader.
+Modules that delete files, or that start programs, tracked runs or process groups, are also left out, as are modules
+that import them. Output, warnings, logging and changes to sys do not count as side effects: they are sent separately,
+or feeders do not need them. An import that fails in a feeder is reported and ignored. Code that needs the module later
+imports it again, and the import then raises the error.
 """
 
 from __future__ import annotations
@@ -48,13 +49,13 @@ _ONCE = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Source:
-    """A module as shipped."""
+    """A user module in the form in which it is shipped."""
 
     name: str
     file: str | None
-    """None for a namespace package."""
+    """The path of the module's file; None for a namespace package."""
     search: list[str] | None
-    """`__path__` of a package."""
+    """The `__path__` of a package; None for other modules."""
     text: bytes
 
     def packed(self) -> tuple[Any, ...]:
@@ -80,13 +81,13 @@ def is_ours(name: str) -> bool:
 
 
 class UserModules:
-    """The user modules of this process, searched again when the list of loaded modules has changed."""
+    """The user modules of this process. They are searched for again if the list of loaded modules has changed."""
 
     def __init__(self) -> None:
         self._loaded: list[str] = []
         self._found: dict[str, ModuleType] = {}
         self._sources: dict[str, tuple[Any, Source | None]] = {}
-        """Each module's spec and source, by name. A source is read once, because the file may be edited later."""
+        """Each module's spec and source, by name. A source is read only once, because the file may be edited later."""
 
     def find(self) -> dict[str, ModuleType]:
         """Returns the user modules by name, in the order of their first import."""
@@ -99,12 +100,12 @@ class UserModules:
         return self._found
 
     def sources(self) -> list[Source]:
-        """Returns the source of each user module, by name."""
+        """Returns the source of each user module, sorted by name."""
         found = (self._source(name, module) for name, module in sorted(self.find().items()))
         return [source for source in found if source is not None]
 
     def _source(self, name: str, module: Any) -> Source | None:
-        # Not getattr, which would load lazy modules.
+        # Does not use getattr, which would load lazy modules.
         own = getattr(module, "__dict__", None)
         if not isinstance(own, dict) or name in MAINS or own.get("__name__") != name:
             return None
@@ -132,7 +133,7 @@ def _read(name: str, own: dict[str, Any]) -> Source | None:
 
 
 def source_text(file: str, loader: Any) -> bytes | None:
-    """Returns the source in `file`, which may be within an archive that `loader` reads."""
+    """Returns the source in `file`, which may be inside an archive that `loader` can read."""
     if not file.endswith((".py", ".pyw")) and loader is not None:
         return None
     try:
@@ -147,7 +148,7 @@ def source_text(file: str, loader: Any) -> bytes | None:
 
 
 def main_source() -> dict[str, Any]:
-    """Returns everything that a fresh `__main__` needs to look like this process's."""
+    """Returns everything that a fresh `__main__` needs in order to look like this process's `__main__`."""
     own = getattr(sys.modules.get("__main__"), "__dict__", {})
     file = own.get("__file__")
     file = os.path.abspath(file) if isinstance(file, str) else None
@@ -164,7 +165,7 @@ MOCK = "A mock stays in its process: patch with new= and a function"
 
 
 def is_mock(part: Any) -> bool:
-    """Returns True for an object of unittest.mock, or a function that wraps a mock (`autospec`)."""
+    """Returns True for an object of unittest.mock, or for a function that wraps a mock (`autospec`)."""
     mock = sys.modules.get("unittest.mock")
     if mock is None:
         return False
@@ -175,22 +176,23 @@ def is_mock(part: Any) -> bool:
 
 
 def is_defined_at(function: Any, module: str, path: str) -> bool:
-    """Returns True if a fresh import of `module` creates this very function at `path`, judging by its code. Also
-    returns True for everything except user functions: a library's wrapper is created by the library, or by the import
-    of the wrapped function."""
+    """Returns True if a fresh import of `module` would create this very function at `path`, judging by the function's
+    code. Also returns True for everything that is not a user function, because the library, or the import of the
+    wrapped function, creates a library's wrapper."""
     if type(function) is not types.FunctionType:
         return True
     if is_mock(function):
         return False
     code, own = function.__code__, function.__globals__
     if own is getattr(sys.modules.get(module), "__dict__", None):
-        is_generated = code.co_filename.startswith("<")  # a dataclass's method, whose code has another name
+        # A dataclass generates methods, and the code of such a method has another name.
+        is_generated = code.co_filename.startswith("<")
         return code.co_qualname == path or is_generated or not is_users(own)
     return not is_users(own)
 
 
 def is_users(own: dict[str, Any]) -> bool:
-    """Returns True if these are the globals of the script or of a user module."""
+    """Returns True if `own` holds the globals of the script or of a user module."""
     name = own.get("__name__")
     if not isinstance(name, str) or getattr(sys.modules.get(name), "__dict__", None) is not own:
         return False
@@ -201,11 +203,11 @@ def is_users(own: dict[str, Any]) -> bool:
 
 
 class _Look(NamedTuple):
-    """The side effects of a module's top level."""
+    """The result of analyzing a module's top level for side effects."""
 
     has_effect: bool
     is_once: bool
-    """True if it starts or deletes something, which must not happen again."""
+    """True if the top level starts or deletes something, which must not happen a second time."""
     imported: tuple[str, ...]
 
 
@@ -214,7 +216,7 @@ def modules_with_effects(main: Mapping[str, Any], sources: Sequence[Source]) -> 
     shipped = {source.name: source for source in sources}
     package = main["package"] or ""
     pending = [*_look(main["text"], package).imported, package]
-    if not main["text"]:  # a notebook
+    if not main["text"]:  # a notebook, which has no source file
         own = vars(sys.modules["__main__"])
         pending += [value.__name__ for value in list(own.values()) if isinstance(value, ModuleType)]
     looks = _all_looks(pending, shipped)
@@ -223,7 +225,7 @@ def modules_with_effects(main: Mapping[str, Any], sources: Sequence[Source]) -> 
 
 
 def _all_looks(names: Sequence[str], shipped: Mapping[str, Source]) -> dict[str, _Look]:
-    """Analyzes modules and everything that they import."""
+    """Analyzes the modules in `names` and all shipped modules that they import. Returns the results by name."""
     pending, found = list(names), dict[str, _Look]()
     while pending:
         name = pending.pop()

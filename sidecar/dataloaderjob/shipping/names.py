@@ -1,8 +1,8 @@
-"""Objects of user modules by name, and their content.
+"""The names of user modules' objects, and the content of these objects.
 
-A module's global, or an attribute of one of its classes, is referred to by its name, so that a feeder updates the very
-object that its own import of the module made. A module's own functions keep their default arguments, their attributes,
-and the single object in the cache of a settings function.
+A pickle refers to a module's global, or to an attribute of one of its classes, by name. A feeder thus updates the very
+object that its own import of the module created. Objects that a module's own functions keep also have names: default
+arguments, attributes of functions, and the single result in the cache of a function without arguments.
 """
 
 from __future__ import annotations
@@ -35,7 +35,8 @@ from dataloaderjob.shipping.modules import MAINS, MOCK, is_defined_at, is_users
 
 LRU: Any = type(functools.lru_cache(len))
 Name = tuple[str, str, str, type | None]
-"""Module, dotted path, name of the type that the object must have there, and the type itself if it can be found."""
+"""(module, dotted path, name of the type that the object must have, and the type itself, or None if an import cannot
+find it)."""
 Item = tuple[str, Any]
 """(dotted path, object)."""
 CODE = (types.FunctionType, type, ModuleType, types.BuiltinFunctionType, LRU)
@@ -49,14 +50,15 @@ _DICTS = (dict, OrderedDict, defaultdict)
 _EXACT = frozenset({dict, list, set, OrderedDict, defaultdict, deque, bytearray})
 _MAX_NESTING = 4
 _CACHED = "<cached>"
-"""Placeholder for the only result of a function without arguments that functools.lru_cache decorates."""
+"""The last step of the path to the only result in a `functools.lru_cache`, for a decorated function without
+arguments."""
 _REGISTRY = "<registry>"
-"""Placeholder for the functions registered with a function that functools.singledispatch decorates."""
+"""The last step of the path to the functions that are registered with a `functools.singledispatch` function."""
 _DEFAULTS = "__defaults__"
 
 
 class Kept(enum.Enum):
-    """Placeholder for an object that stays as the import made it."""
+    """Placeholder for an object that remains as the import created it."""
 
     KEPT = "kept"
 
@@ -73,7 +75,8 @@ def _globals_of(module: ModuleType) -> Iterator[Item]:
 
 
 def _split(module: ModuleType) -> tuple[list[Item], list[Item]]:
-    """Returns (code, data) of a module and of its classes. Code that the module defines itself is left out."""
+    """Returns the code and the data of a module and of its classes, as two lists of items. Code that the module itself
+    defines is left out."""
     code: list[Item] = []
     data: list[Item] = []
     for name, value in _globals_of(module):
@@ -134,7 +137,8 @@ def _is_own_method(function: Any, module: str, path: str) -> bool:
 
 
 def _kept_by(path: str, function: Any) -> Iterator[Item]:
-    """Yields (path, object) for each object that `function` keeps. The function is one of the module's own."""
+    """Yields (path, object) for each object that `function` keeps. The function must be one of the module's own
+    functions."""
     if type(function) is LRU:
         yield from _cached(path, function)
         return
@@ -160,16 +164,16 @@ def _kept_by(path: str, function: Any) -> Iterator[Item]:
 
 def _copied(defaults: tuple[Any, ...]) -> tuple[Any, ...]:
     copied = tuple(value if _travels(value) else KEPT for value in defaults)
-    return copied if _has_kept(copied) else defaults  # the same object each time
+    return copied if _has_kept(copied) else defaults  # the same object on each call
 
 
 def _has_kept(values: tuple[Any, ...]) -> bool:
-    return any(value is KEPT for value in values)  # not `in`: arrays do not compare
+    return any(value is KEPT for value in values)  # `in` would compare arrays, which raises
 
 
 def _travels(value: Any) -> bool:
-    """Returns True if a default argument is sent. A library's object is not: it may be a sentinel that is compared by
-    identity."""
+    """Returns True if a default argument is sent. A library's object is not sent, because it may be a sentinel that is
+    compared by identity."""
     return _is_plain(value) or is_users(getattr(sys.modules.get(type(value).__module__), "__dict__", {}))
 
 
@@ -190,8 +194,8 @@ def _takes_nothing(code: types.CodeType) -> bool:
 
 
 def kind(value: Any) -> str:
-    """Returns the way to update an object in place: "exact" (built-in containers) or "instance". Returns "value" if
-    there is none, and "opaque" if only an attempt to pickle the object shows whether it can be sent."""
+    """Returns the way to update an object in place: "exact" (built-in containers) or "instance". Returns "value" if the
+    object cannot be updated, and "opaque" if only an attempt to pickle the object shows whether it can be sent."""
     cls = type(value)
     if cls in _EXACT:
         return "exact"
@@ -208,7 +212,7 @@ def _is_plain(value: Any) -> bool:
 
 def delegates(cls: Any) -> bool:
     """Returns True if objects of a class delegate missing attributes to another object. Unpickling such an object looks
-    up `__setstate__` before the other object exists, and `__getattr__` then recurses without end."""
+    up `__setstate__` before the other object exists, so `__getattr__` then recurses endlessly."""
     is_own = isinstance(getattr(cls, "__getattr__", None), types.FunctionType)
     return is_own and not hasattr(cls, "__setstate__") and not _reduces(cls)
 
@@ -224,8 +228,8 @@ def _reduces(cls: Any) -> bool:
 
 
 def content(value: Any) -> tuple[Any, ...]:
-    """Returns the content that `update` needs to make a fresh object equal to this one. Raises the errors of its
-    `__getstate__`."""
+    """Returns the content that `update` needs to make a fresh object equal to this one. Raises the errors of the
+    object's `__getstate__`."""
     if kind(value) == "exact":
         if isinstance(value, dict):
             factory = value.default_factory if isinstance(value, defaultdict) else None
@@ -234,7 +238,7 @@ def content(value: Any) -> tuple[Any, ...]:
             return "set", set(value)
         return "list", list(value)
     if isinstance(value, threading.local):
-        return "local", dict(vars(value))  # this thread's; feeders have one
+        return "local", dict(vars(value))  # the attributes of this thread; a feeder has only one thread
     make, args, *rest = value.__reduce_ex__(4)
     if make is not copyreg.__newobj__ or len(args) != 1:  # type: ignore[attr-defined]
         raise TypeError(f"a {type(value).__qualname__} is made by {make}")
@@ -275,13 +279,13 @@ def _refill_dict(fresh: Any, pairs: Iterable[tuple[Any, Any]]) -> None:
     base: Any = OrderedDict if isinstance(fresh, OrderedDict) else dict
     pairs = list(_filled(pairs, dict(base.items(fresh))))
     base.clear(fresh)
-    # dict's own method: configuration classes refuse new keys, or changes once they are frozen.
+    # Calls dict's own method, because configuration classes may reject new keys, or all changes once they are frozen.
     for key, value in pairs:
         base.__setitem__(fresh, key, value)
 
 
 def _filled(pairs: Any, old: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
-    """Yields the pairs of a dictionary, with the fresh object's own values for those that were left out."""
+    """Yields the pairs of a dictionary, with the fresh object's own values in place of those that were left out."""
     for key, value in pairs:
         if value is not KEPT:
             yield key, value
@@ -290,7 +294,7 @@ def _filled(pairs: Any, old: dict[Any, Any]) -> Iterator[tuple[Any, Any]]:
 
 
 def set_state(fresh: Any, state: Any) -> None:
-    # Not hasattr on the object: a user's __getattr__ may need attributes that do not exist yet.
+    # Does not call hasattr on the object, because a user's __getattr__ may need attributes that do not exist yet.
     if hasattr(type(fresh), "__setstate__"):
         fresh.__setstate__(state)
         return
@@ -308,14 +312,14 @@ def set_state(fresh: Any, state: Any) -> None:
 
 
 class Names:
-    """Names of the objects of `modules`, by identity."""
+    """The names of the objects of `modules`, looked up by the objects' identity."""
 
     def __init__(self, modules: Mapping[str, ModuleType]) -> None:
         self.table: dict[int, tuple[Any, Name]] = {}
-        """id -> (the object, kept alive; its name)."""
+        """(object, its name) by the object's id. The object is kept alive so that no other object gets the same id."""
         self.split: dict[str, tuple[list[Item], list[Item]]] = {}
         self.wrappers: dict[int, tuple[Any, bool]] = {}
-        """id -> (wrapper that has another function's name, True if it can be sent by value)."""
+        """(wrapper that has another function's name, True if the wrapper can be sent by value) by the wrapper's id."""
         for module_name, module in modules.items():
             self.split[module_name] = _split(module)
             for path, value in self.split[module_name][1]:
@@ -324,7 +328,7 @@ class Names:
 
     def _add(self, module: str, path: str, value: Any) -> None:
         known = self.table.get(id(value))
-        # The module that defines an object's class most likely made the object.
+        # The module that defines an object's class most likely created the object.
         if known is None or (type(value).__module__ == module != known[1][0]):
             cls = type(value)
             found = look_up(cls.__module__, cls.__qualname__) is cls or cls.__module__ in MAINS
@@ -332,14 +336,14 @@ class Names:
 
 
 class Fresh:
-    """The objects that a feeder's own imports made, by the trainer's names."""
+    """The objects that a feeder's own imports have created, by their names in the trainer."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[str, str], Any] = {}
         self._claimed: dict[int, Any] = {}
 
     def find(self, module: str, path: str, type_name: str, cls: Any) -> Any:
-        """Returns the object with this name, or a new one if the import made none of this type."""
+        """Returns the object with this name, or a new object if the import has not created one of this type."""
         if (module, path) not in self._found:
             self._found[module, path] = self._claim(module, path, type_name, cls)
         return self._found[module, path]
@@ -377,19 +381,20 @@ def look_up(module: str, path: str) -> Any:
 
 
 def assign(module: str, path: str, value: Any) -> None:
-    """Sets a global of a module, or an attribute of its class, unless it has this value already."""
+    """Sets a global of a module, or an attribute of its class, unless it already has this value."""
     owner_path, _, last = path.rpartition(".")
     owner = look_up(module, owner_path) if owner_path else sys.modules.get(module)
     if owner is None or vars(owner).get(last) is value:
         return
-    # A metaclass may forbid the change; the import's value stays then.
+    # A metaclass may forbid the change. The value from the import then remains.
     with contextlib.suppress(AttributeError, TypeError):
         if not _assign_kept(owner, last, value):
             setattr(owner, last, value)
 
 
 def _assign_kept(function: Any, name: str, value: Any) -> bool:
-    """Gives a freshly imported function an object that the trainer's function keeps. Returns False for other names."""
+    """Sets an object that the trainer's function keeps on the freshly imported function. Returns False if `name` is not
+    one of the placeholders for such objects."""
     if name == _DEFAULTS:
         fresh = function.__defaults__ or ()
         if not _has_kept(value) or len(fresh) == len(value):
@@ -410,7 +415,8 @@ def _given(result: Any = None) -> Any:
 
 
 def _prime(cached: Any, result: Any) -> None:
-    """Puts `result` into an lru_cache by calling its function, because there is no other way."""
+    """Puts `result` into an lru_cache. The only way is to call the cached function, so its code is replaced
+    temporarily."""
     function = getattr(cached, "__wrapped__", None)
     if type(cached) is not LRU or type(function) is not types.FunctionType or function.__closure__:
         return

@@ -1,5 +1,5 @@
-"""Pickling of the user's code and data for feeders: `__main__` by value, other modules' code by reference, objects of
-user modules by name, arrays out of band. The same script gives the same bytes in every process.
+"""Pickling of the user's code and data for feeders. `__main__` is pickled by value, other modules' code by reference,
+objects of user modules by name, and arrays out of band. The same script yields the same bytes in every process.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ from dataloaderjob.shipping import names, reducers, user_code
 from dataloaderjob.shipping.modules import MAINS, is_defined_at, is_mock
 
 MIN_BUFFER_NBYTES = 64 * 1024
-"""Smaller buffers stay within the pickle."""
+"""Minimum size of an out-of-band buffer, in bytes. Smaller buffers stay inside the pickle."""
 SHALLOW = 64
-"""Minimum number of members for which only a container's first member is searched for code that it needs."""
+"""Minimum number of members at which a shallow pickle examines only the first member of a container."""
 TRIES = 20
-"""Number of attempts to pickle a container to which other threads add members."""
+"""Number of attempts to pickle a container while other threads add members to it."""
 _cloudpickle: Any = cloudpickle.cloudpickle
 _PLAIN_TYPES = {type(None), type(Ellipsis), type(NotImplemented), *_cloudpickle._BUILTIN_TYPE_NAMES}  # noqa: SLF001
 _SETS = frozenset({set, frozenset})
 _ATOMS = frozenset({str, int, float, bool, type(None), bytes, tuple})
 _BY_NAME = frozenset({"globals", "eval", "exec", "vars"})
-"""Functions that can access a global whose name does not occur in the code."""
+"""Functions with which code can access a global without containing the global's name."""
 DYNAMIC = "*"
 _NAMED, _SET, _LARGE = "name", "set", "large"
 
@@ -63,7 +63,8 @@ class Reached:
 
 
 class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle has no types
-    """cloudpickle with protocol 5. Storages of CPU tensors become buffers; shared objects stay shared."""
+    """A cloudpickle pickler with protocol 5. Storages of CPU tensors become buffers, and shared objects remain
+    shared."""
 
     def __init__(
         self,
@@ -78,7 +79,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         wrappers: dict[int, tuple[Any, bool]] | None = None,
     ) -> None:
         """If `digest` is given, its results replace containers of plain values, and the pickle cannot be loaded.
-        Without `take_buffer`, all buffers stay within the pickle."""
+        Without `take_buffer`, all buffers stay inside the pickle."""
 
         def keep_in_band(buffer: pickle.PickleBuffer) -> bool:
             if take_buffer is None:
@@ -89,7 +90,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             take_buffer(buffer.raw())
             return False
 
-        # cloudpickle's table is a ChainMap, and a look-up in it costs as much as pickling a small object.
+        # cloudpickle's table is a ChainMap, and a lookup in it takes as long as pickling a small object.
         self.dispatch_table = {
             **copyreg.dispatch_table,
             **_cloudpickle.Pickler._dispatch_table,  # noqa: SLF001
@@ -121,7 +122,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
     # Objects by name, and sets
 
     def _persistent_id_function(self) -> Callable[[Any], Any]:
-        # Called for every object, including integers: it costs 0.6 s for 1e6 dicts, so nothing is looked up twice.
+        # This runs for every object, including integers. It takes 0.6 s for 1e6 dicts, so nothing is looked up twice.
         table = {} if self._known is None else self._known.table
         special = self._special
 
@@ -179,7 +180,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
 
     def close(self) -> None:
         """Breaks the reference cycle that would keep pickled objects in memory until the next garbage collection."""
-        # Not clear_memo: a garbage collection while it frees objects, in any thread, would follow pointers to them.
+        # Does not use clear_memo: a garbage collection during the call, in any thread, would follow pointers to freed
+        # objects.
         self.persistent_id = lambda obj: None  # noqa: ARG005
         self._ids.clear()
 
@@ -217,9 +219,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         if found is not None:
             return found
         if cls.__module__ == "unittest.mock" and isinstance(obj, tuple):
-            raise TypeError(
-                "the calls that a mock has recorded cannot be copied"
-            )  # they recurse when they are loaded
+            # These objects would recurse while they are loaded.
+            raise TypeError("the calls that a mock has recorded cannot be copied")
         if names.delegates(cls):
             # The object's own reduced form, with a function that restores the state.
             return *(*obj.__reduce_ex__(4), None, None, None)[:5], names.set_state
@@ -228,7 +229,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         return NotImplemented
 
     def _shared(self, storage: torch.UntypedStorage) -> reducers.SharedStorage:
-        # Tensors return a new wrapper of their storage each time, so pickle's memo would not see shared storages.
+        # A tensor returns a new wrapper of its storage each time, so pickle's memo would not recognize shared storages.
         key = storage._cdata  # noqa: SLF001
         if key not in self._storages:
             self._storages[key] = reducers.SharedStorage(storage)
@@ -253,7 +254,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         return importlib.import_module, (name,)
 
     def _by_reference(self, obj: Any) -> bool:
-        """Returns True if an import finds the object. Records the modules and globals that the object needs."""
+        """Returns True if the object can be found by import. Records the modules and globals that the object needs."""
         module, path = getattr(obj, "__module__", None), obj.__qualname__
         if module is None:
             module = _cloudpickle._whichmodule(obj, path)  # noqa: SLF001
@@ -270,12 +271,12 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         return is_defined_at(obj, module, path) or not self._travels(obj)
 
     def _travels(self, wrapper: types.FunctionType) -> bool:
-        """Returns True if a function that has another function's name can be sent by value. A wrapper around a lock
-        cannot. If the import made such a wrapper, the wrapper stays as it is."""
+        """Returns True if a function that has another function's name can be sent by value. A wrapper around a lock,
+        for example, cannot. In that case, the wrapper remains as the import created it."""
         if wrapper.__globals__ is self._main:
             return True
         if id(wrapper) not in self._wrappers:
-            self._wrappers[id(wrapper)] = wrapper, True  # it may refer to itself
+            self._wrappers[id(wrapper)] = wrapper, True  # the wrapper may refer to itself
             state = user_code.function_state(wrapper, wrapper.__globals__)
             exc = why_not(state, self._known, self._user_modules, alone=True, wrappers=self._wrappers)
             self._wrappers[id(wrapper)] = wrapper, exc is None
@@ -307,13 +308,12 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
             if not _BY_NAME.isdisjoint(used):
                 self.reached.hints[DYNAMIC] = None
         elif not isinstance(module, str) or getattr(sys.modules.get(module), "__dict__", None) is not own:
-            return self._dynamic_function_reduce(
-                function
-            )  # its namespace belongs to no module: reduced as cloudpickle does
+            # The function's namespace belongs to no module, so the function is reduced as in cloudpickle.
+            return self._dynamic_function_reduce(function)
         else:
             self._note_globals(module)
         shared = self._globals.setdefault(module, user_code.Globals(module))
-        # The cells are filled later, because their content may refer back to the function.
+        # The closure's cells are filled later, because their content may refer back to the function.
         cells = (
             None if function.__closure__ is None else tuple(types.CellType() for _ in function.__closure__)
         )
@@ -333,7 +333,7 @@ class Nowhere(io.RawIOBase):
 
 
 class TooLargeError(Exception):
-    """The error for a pickle that is too large to be sent without being requested."""
+    """The error for a pickle that is too large to be sent unless it is needed."""
 
 
 class Bounded(io.BytesIO):
@@ -357,8 +357,8 @@ def why_not(
     alone: bool = False,
     wrappers: dict[int, tuple[Any, bool]] | None = None,
 ) -> BaseException | None:
-    """Pickles `obj` and, unless `alone`, the globals of `__main__` that it needs. Returns the exception that this
-    raises, if any."""
+    """Pickles `obj` and, unless `alone`, the globals of `__main__` that it needs. Returns the exception that pickling
+    raises, or None."""
     out: Any = Nowhere()
     pickler = UserCodePickler(
         out, memoryview.release, known=known, user_modules=user_modules, wrappers=wrappers
@@ -374,10 +374,10 @@ def why_not(
 
 
 def _without_frames(exc: BaseException) -> BaseException:
-    """Returns the exception, after removing its traceback and those of the exceptions that led to it.
+    """Returns the exception without its traceback, and without the tracebacks of the exceptions that led to it.
 
-    The traceback would contain the frame of any caller that keeps the exception in a variable. This reference cycle
-    would keep all callers alive, for example a loader's iterator.
+    If a caller keeps the exception in a variable, the traceback would contain that caller's frame. This reference cycle
+    would keep alive everything in the callers' frames, such as a loader's iterator.
     """
     one: BaseException | None = exc
     while one is not None and one.__traceback__ is not None:
@@ -387,7 +387,8 @@ def _without_frames(exc: BaseException) -> BaseException:
 
 
 def changed_meanwhile(exc: BaseException) -> bool:
-    """Returns True if another thread added to a container while it was pickled, so that another attempt may succeed."""
+    """Returns True if another thread modified a container while it was being pickled, so that another attempt may
+    succeed."""
     return isinstance(exc, RuntimeError) and "during iteration" in str(exc)
 
 
@@ -401,8 +402,8 @@ def picklable(obj: Any, known: names.Names | None, user_modules: Collection[str]
 
 
 def with_main(obj: Any, reached: Reached, *, with_names: bool = False) -> Iterator[Any]:
-    """Yields `obj`, then each global of `__main__` that pickling has reached so far. With `with_names`, yields (name,
-    global) in place of a global."""
+    """Yields `obj`, then each global of `__main__` that `reached` contains, including globals that are added while the
+    consumer pickles. With `with_names`, yields (name, global) instead of a global."""
     yield obj
     main, done = vars(sys.modules["__main__"]), set[str]()
     while new := [name for name in reached.main if name not in done]:
@@ -413,14 +414,14 @@ def with_main(obj: Any, reached: Reached, *, with_names: bool = False) -> Iterat
 
 
 def rest_of(unpickler: Any) -> Iterator[Any]:
-    """Yields the objects of all further dumps."""
+    """Yields the objects of all remaining dumps."""
     with contextlib.suppress(EOFError):
         while True:
             yield unpickler.load()
 
 
 class UserCodeUnpickler(pickle.Unpickler):
-    """An unpickler of UserCodePickler's output, dump by dump."""
+    """An unpickler for the output of UserCodePickler, one dump at a time."""
 
     def __init__(self, file: IO[bytes], buffers: Any, fresh: names.Fresh) -> None:
         super().__init__(file, buffers=buffers)
@@ -429,7 +430,8 @@ class UserCodeUnpickler(pickle.Unpickler):
 
     def persistent_load(self, pid: Any) -> Any:
         if pid[0] == _NAMED:
-            with contextlib.suppress(Exception):  # if a module's import fails, new objects replace its own
+            # If a module's import fails, new objects replace the module's own objects.
+            with contextlib.suppress(Exception):
                 importlib.import_module(pid[1])
             return self._fresh.find(*pid[1:])
         _, number, frozen, members = pid

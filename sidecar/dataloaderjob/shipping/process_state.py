@@ -1,8 +1,9 @@
-"""Process state that user code depends on, apart from modules: working directory, environment, library settings.
+"""State of the process, apart from modules, that user code depends on: working directory, environment, library
+settings.
 
-It is taken in the trainer, and applied in a feeder before any user code is loaded. Scripts configure libraries at their
-top level, and no object of the dataset holds these settings. A setting of a library that a feeder may not have loaded
-is sent only if it differs from the default, because the feeder would have to import the library to set it.
+The trainer captures this state, and a feeder applies it before it loads any user code. Scripts configure libraries at
+their top level, and no object of the dataset holds these settings. A setting of a library that a feeder may not have
+loaded is sent only if it differs from the default, because the feeder would have to import the library to set it.
 """
 
 from __future__ import annotations
@@ -44,18 +45,18 @@ _NEVER = re.compile(
     r"(?:HIP|ROCR|ZE)_\w+|PYTHON\w+|\w+_SERVICE_(?:HOST|PORT)\w*|\w+_PORT_\d+_\w+|\w+_PORT|"
     r"HOSTNAME|POD_\w+|_|PWD|OLDPWD|SHLVL|PYTEST_CURRENT_TEST|INVOCATION_ID|JOURNAL_STREAM"
 )
-"""Environment variables of a rank or of a single process. They are not sent, because all ranks must have the same
-bundle. `_OF_A_LAUNCHER` has the exceptions for a kept service."""
+"""Environment variables that belong to a rank or to a single process. They are not sent, because all ranks must have
+the same bundle. `_OF_A_LAUNCHER` matches the exceptions, which are sent if the service is kept."""
 _OWN = re.compile(
     r"HOME|USER|LOGNAME|SHELL|TERM\w*|TMPDIR|XDG_\w+|SSH_\w+|DISPLAY|COLUMNS|LINES|LS_COLORS|\w+_NUM_THREADS|COVERAGE_\w+"
 )
-"""Environment variables for which a feeder keeps its own value, unless the script changed them."""
+"""Environment variables for which a feeder keeps its own value, unless the script has changed the value."""
 _OF_A_LAUNCHER = re.compile(
     r"(?!\w*(?:RANK|PROCID|LOCALID|NODEID|GTIDS|TASK_PID|VPID|CPU_BIND\w*|_STEP\w*|_URI\w*|_PORT|_FD)$)"
     rf"(?:{LAUNCHERS})_\w+"
 )
-"""Environment variables that a launcher sets to the same value for all ranks of a node. A kept service starts without
-them."""
+"""Environment variables that a launcher sets to the same value for all ranks of a node. A kept service is started
+without them."""
 _RANK_ARGUMENT = re.compile(r"--local[-_]rank=\d+")
 
 
@@ -94,19 +95,20 @@ def _decimal() -> dict[str, Any]:
 
 
 def _unverified() -> bool:
-    """Returns True if the script disabled the verification of certificates, as for downloads from an old server."""
+    """Returns True if the script has disabled the verification of certificates, for example to download from an old
+    server."""
     ssl = sys.modules.get("ssl")
     return ssl is not None and ssl._create_default_https_context is ssl._create_unverified_context  # noqa: SLF001
 
 
 def _mime_types() -> dict[str, str]:
-    """Returns all types, because the table mixes the script's types with the machine's. Returns none if the table was
-    never used."""
+    """Returns all MIME types, because the table does not separate the script's types from the machine's. Returns an
+    empty dict if the table was never used."""
     return dict(sorted(mimetypes.types_map.items())) if mimetypes.inited else {}
 
 
 def _dialects() -> dict[str, dict[str, Any]]:
-    """Returns the dialects that the script registered."""
+    """Returns the CSV dialects that the script has registered."""
     own = sorted(set(csv.list_dialects()) - {"excel", "excel-tab", "unix"})
     return {
         name: {attribute: getattr(csv.get_dialect(name), attribute) for attribute in _DIALECT} for name in own
@@ -114,7 +116,8 @@ def _dialects() -> dict[str, dict[str, Any]]:
 
 
 def _flushes_denormals() -> bool:
-    """Returns True if the script called torch.set_flush_denormal, for which torch has no getter."""
+    """Returns True if the script has called torch.set_flush_denormal(True). torch has no getter for this setting, so it
+    is measured."""
     return float(torch.tensor(1e-38) * torch.tensor(0.1)) == 0.0
 
 
@@ -130,7 +133,7 @@ def _apply_libraries(state: dict[str, Any]) -> None:
         try:
             __import__(name)
         except ImportError:
-            continue  # code that needs it will fail with an error
+            continue  # code that needs the library will fail with an error
     _apply_pil(state["pil"])
     context = decimal.getcontext()
     context.prec, context.rounding = state["decimal"]["prec"], state["decimal"]["rounding"]
@@ -178,14 +181,14 @@ def _variables_at_start() -> dict[str, str]:
 
 
 class ProcessState:
-    """The state of this process, which is packed again only if it has changed."""
+    """The state of this process. It is packed again only if it has changed."""
 
     def __init__(self) -> None:
         self._at_start = _variables_at_start()
         self._last: tuple[Any, bytes] | None = None
         self._variables: tuple[Any, dict[str, str]] | None = None
         self._seen = {name for name in self._at_start if not _NEVER.fullmatch(name)}
-        """Environment variables that a feeder may have received from this process."""
+        """Names of the environment variables that a feeder may have received from this process."""
 
     def packed(self) -> bytes:
         state = self._take()
@@ -220,7 +223,7 @@ class ProcessState:
         return self._variables[1]
 
     def _chosen(self) -> dict[str, str]:
-        # Feeders that outlive their script have another script's variables; feeders of a job or a run do not.
+        # Feeders that outlive a script may have another script's variables. Feeders of a job or a run do not.
         kept = not os.environ.get(SOCKET_VARIABLE) and keep_seconds() > 0
 
         def travels(name: str, value: str) -> bool:
@@ -244,7 +247,8 @@ def _umask() -> int | None:
 
 
 def _zone() -> tuple[Any, ...]:
-    """Returns the effective time zone, because `time.tzset` may not have been called since TZ was set."""
+    """Returns the time zone that is in effect. This may differ from TZ, if `time.tzset` was not called after TZ was
+    set."""
     return time.tzname, time.timezone, time.altzone
 
 
@@ -258,7 +262,7 @@ def _cwd() -> str | None:
 def _logging() -> dict[str, Any]:
     root = logging.getLogger()
     stream = [h for h in root.handlers if type(h) is logging.StreamHandler]
-    # A formatter of a user's class is left out; only the format of a standard formatter is sent.
+    # Only the format of a standard formatter is sent. A formatter of a user's class is left out.
     form: Any = stream[0].formatter if stream else None
     levels = {
         name: logger.level
@@ -275,7 +279,7 @@ def _logging() -> dict[str, Any]:
 
 
 def _filters() -> list[tuple[Any, ...]]:
-    """Returns filters for the built-in categories. A library adds filters for its own categories when it is
+    """Returns the warning filters for built-in categories. A library adds filters for its own categories when it is
     imported."""
     found: list[tuple[Any, ...]] = []
     entries: list[Any] = list(warnings.filters)
@@ -310,7 +314,8 @@ def _torch() -> dict[str, Any]:
 
 
 def apply(packed: bytes) -> None:
-    """Applies the trainer's state to this process, except for a folder or a locale that this machine lacks."""
+    """Applies the trainer's state to this process. Ignores a working directory or a locale that does not exist on this
+    machine."""
     state = pickle.loads(packed)  # noqa: S301  authenticated
     if state["cwd"] is not None and os.path.isdir(state["cwd"]):
         os.chdir(state["cwd"])
@@ -354,7 +359,8 @@ def _apply_environ(theirs: dict[str, str], removed: list[str]) -> None:
 
 
 def _merged(theirs: list[str], ours: list[str]) -> list[str]:
-    """Returns the trainer's entries that exist here, in the trainer's order, then the other entries of this machine."""
+    """Returns the trainer's entries that exist on this machine, in the trainer's order, followed by this process's
+    other entries."""
     found = [path for path in theirs if not path or os.path.exists(path)]
     return found + [path for path in ours if path not in found]
 

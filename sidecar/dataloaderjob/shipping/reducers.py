@@ -1,6 +1,6 @@
-"""Reduced forms of objects that neither pickle nor cloudpickle handles, or that they handle incorrectly.
+"""Reduced forms, for pickling, of objects that neither pickle nor cloudpickle handles correctly.
 
-The kernel reports which memory this process shares with others, and which it has changed (proc(5)).
+The kernel reports which memory this process shares with other processes, and which memory it has changed (see proc(5)).
 """
 
 from __future__ import annotations
@@ -33,7 +33,8 @@ from dataloaderjob.shipping.names import LRU, look_up
 
 _C_DATA: Any = ctypes.c_int.__mro__[-2]
 MAX_OWNER_NBYTES = 1024 * 1024
-"""Maximum size of an array that is sent together with a view of it, or twice the view's size if that is larger."""
+"""Maximum size in bytes of an array that is sent together with a view of it. The maximum is twice the view's size if
+that is larger."""
 SHARED_MEMORY = (
     "memory and locks of multiprocessing are shared with forked processes only, and feeders are not forked: set a "
     "value that changes between epochs as a plain attribute of the dataset before iter(), keep counters in the "
@@ -52,7 +53,8 @@ _PROCESSES: dict[str, Any] = {
     "torch": torch.default_generator,
 }  # fmt: skip
 OF_PROCESS = {id(one): name for name, one in _PROCESSES.items()}
-"""The process's generators, by id. They are sent by name, because a copy would not be seeded."""
+"""Names of the process's generators, by the generators' ids. They are sent by name, because a copy would not be
+seeded."""
 KINDS_OF_PROCESS = frozenset(map(type, _PROCESSES.values()))
 
 
@@ -61,7 +63,7 @@ def _of_process(name: str) -> Any:
 
 
 def reduce_special(obj: Any) -> tuple[Any, ...] | str | None:
-    """Returns the reduced form of an object that needs a special one, or None for all others."""
+    """Returns the reduced form of an object that needs a special form, or None for all other objects."""
     cls = type(obj)
     if id(obj) in OF_PROCESS:
         return _of_process, (OF_PROCESS[id(obj)],)
@@ -91,7 +93,7 @@ _TYPE_PARTS: dict[Any, tuple[str, ...]] = {
     typing.ParamSpec: ("__name__",),
     typing.TypeVarTuple: ("__name__",),
 }
-"""Attributes from which each type is made. The bound of a ParamSpec has no meaning yet."""
+"""Attributes from which an object of each type is created. The bound of a ParamSpec has no meaning yet."""
 
 
 def _make_type(cls: Any, args: tuple[Any, ...], module: str) -> Any:
@@ -119,7 +121,7 @@ def is_single_dispatch(function: types.FunctionType) -> bool:
 
 
 def reduce_single_dispatch(function: Any) -> tuple[Any, ...]:
-    """Reduces `functools.singledispatch`, whose closure holds weak references, which cannot be pickled."""
+    """Reduces a `functools.singledispatch` function. Its closure holds weak references, which cannot be pickled."""
     others = [(cls, made) for cls, made in function.registry.items() if cls is not object]
     return _single_dispatch, (function.registry[object], others, function.__name__, function.__qualname__)
 
@@ -134,7 +136,7 @@ def _single_dispatch(base: Any, others: list[tuple[type, Any]], name: str, qualn
 
 def _reduce_type_variable(obj: typing.TypeVar) -> tuple[Any, ...]:
     made, args = cloudpickle.cloudpickle._typevar_reduce(obj)  # noqa: SLF001
-    # cloudpickle's tracker id is random, so it would make bundles differ.
+    # cloudpickle's tracker id is random, so identical scripts would have different bundles.
     return (made, (*args[:-1], None)) if made is cloudpickle.cloudpickle._make_typevar else (made, args)  # noqa: SLF001
 
 
@@ -149,7 +151,7 @@ def _load_scripted(data: bytes) -> Any:
 
 
 def is_shared_memory(obj: Any) -> bool:
-    """Returns True for an object of multiprocessing that only forked processes share."""
+    """Returns True for a multiprocessing object with memory that only forked processes can share."""
     if isinstance(obj, _C_DATA):
         obj = getattr(obj, "__dict__", {}).get("_wrapper")  # the memory of RawArray and RawValue
     if not type(obj).__module__.startswith("multiprocessing."):
@@ -168,7 +170,7 @@ def is_shared_memory(obj: Any) -> bool:
 
 
 class SharedStorage:
-    """The representative of one storage, for any number of wrappers."""
+    """The single representative of a storage that any number of wrappers may refer to."""
 
     def __init__(self, storage: torch.UntypedStorage) -> None:
         self.storage = storage
@@ -183,7 +185,7 @@ def reduce_storage(storage: torch.UntypedStorage) -> tuple[Any, ...]:
 
 
 def bytes_of(storage: torch.UntypedStorage) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    """Returns a view of a storage, of shape (bytes of the storage,). The view keeps the storage alive."""
+    """Returns a storage's bytes as a uint8 array of shape (size of the storage,). The view keeps the storage alive."""
     view: np.ndarray[Any, np.dtype[np.uint8]] = torch.empty(0, dtype=torch.uint8).set_(storage).numpy()
     return view
 
@@ -207,7 +209,7 @@ def reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...] | None:
     name, mapping = array.filename, getattr(array, "_mmap", None)
     if name is None or mapping is None or not array.flags.c_contiguous or array.dtype.hasobject:
         return None
-    # A slice keeps its parent's offset, so the position in the file is computed from the addresses.
+    # A slice has the offset of its parent, so the position in the file is computed from the addresses.
     mapped = np.frombuffer(mapping, dtype=np.uint8).__array_interface__["data"][0]
     into = array.__array_interface__["data"][0] - mapped
     start = array.offset - array.offset % mmap.ALLOCATIONGRANULARITY
@@ -215,14 +217,14 @@ def reduce_memmap(array: np.memmap[Any, Any]) -> tuple[Any, ...] | None:
         return None
     stat = os.stat(name)
     mode = "c" if array.mode == "c" else "r+" if array.flags.writeable else "r"
-    # With size and modification time, a changed file gives a different pickle, and therefore a different bundle.
+    # The size and the modification time make a changed file yield a different pickle, and therefore a different bundle.
     changed = (stat.st_size, stat.st_mtime_ns)
     return _memmap, (str(name), array.dtype, mode, start + into, array.shape, changed)
 
 
 def reduce_view(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | None:
     """Reduces a view together with the array that owns its memory, so that writes to one are visible in the other.
-    Returns None if the owner is much larger or cannot be sent with the view."""
+    Returns None if that array is much larger or cannot be sent with the view."""
     owner = array.base
     if (
         type(owner) is not np.ndarray
@@ -253,7 +255,8 @@ def _memmap(
 
 
 def reduce_array(array: np.ndarray[Any, Any]) -> tuple[Any, ...] | None:
-    """Reduces an array of a subclass with attributes, which numpy's own reduced form omits. Returns None for others."""
+    """Reduces an array of a subclass with attributes, because numpy's own reduced form omits attributes. Returns None
+    for other arrays."""
     cls: Any = type(array)
     own = getattr(array, "__dict__", None)
     if not own or any(getattr(cls, name) is not getattr(np.ndarray, name) for name in _REDUCING):
@@ -276,8 +279,8 @@ def _set_array(array: Any, given: tuple[Any, dict[str, Any]]) -> None:
 
 
 class SharedAddresses:
-    """Addresses that forked processes share, in memory of multiprocessing or `mmap.mmap(-1, ...)`. They are read once,
-    in about 1 ms."""
+    """The address ranges of memory that forked processes share, from multiprocessing or `mmap.mmap(-1, ...)`. They are
+    read only once, which takes about 1 ms."""
 
     def __init__(self) -> None:
         self._starts: list[int] = []
@@ -294,7 +297,7 @@ class SharedAddresses:
 
 
 def _is_memory(name: str) -> bool:
-    """Returns True unless the mapping is a file, which feeders map by its name, or contains our batches."""
+    """Returns True unless the mapping is of a file, which feeders map by the file's name, or contains our batches."""
     return (name.startswith(_SHARED_NAMES) or "/pymp-" in name) and not name.startswith(_OURS)
 
 
@@ -315,8 +318,8 @@ _SORTABLE = frozenset({str, bytes, int, float, bool})
 
 
 def ordered(members: set[Any] | frozenset[Any]) -> list[Any] | None:
-    """Returns the members in an order that is the same in every process, or None if only their hashes define an
-    order."""
+    """Returns the members in an order that is the same in every process, or None if they can be ordered only by their
+    hashes."""
     types_of = set(map(type, members))
     if len(types_of) == 1 and types_of <= _SORTABLE:
         return sorted(members)
@@ -345,8 +348,8 @@ def _order(member: Any) -> tuple[str, str] | None:
 
 
 def reduce_text_file(file: io.TextIOWrapper) -> Any:
-    """Reduces standard output and error. Raises TypeError for other files, because cloudpickle's copy, a StringIO, has
-    different offsets."""
+    """Reduces sys.stdout and sys.stderr. Raises TypeError for other files, because cloudpickle would copy a file into a
+    StringIO, which has different offsets."""
     for name in ("stdout", "stderr"):
         if file is getattr(sys, name):
             return getattr, (sys, name)
@@ -358,9 +361,10 @@ _FILENAME = 10
 
 
 def reduce_code(code: types.CodeType) -> Any:
-    """Reduces code as cloudpickle does, but with the file's name, for tracebacks, debuggers and `inspect.getsource`.
+    """Reduces a code object as cloudpickle does, but keeps the file's name, for tracebacks, debuggers and
+    `inspect.getsource`.
 
-    Since 3.1.3, cloudpickle replaces the name with `<dynamic-code>`.
+    Since version 3.1.3, cloudpickle replaces the name with `<dynamic-code>`.
     """
     made, args = cloudpickle.cloudpickle._code_reduce(code)  # noqa: SLF001
     return made, (*args[:_FILENAME], code.co_filename, *args[_FILENAME + 1 :])

@@ -1,9 +1,9 @@
-"""The trainer's side of a bundle: the user's code and data and the state of its modules, pickled together.
+"""The trainer's side of a bundle: the user's code, its data and the state of its modules, pickled together.
 
-Fingerprints detect changes to large data several times faster than a pickle. They are only compared within one process,
-so they need not withstand an adversary. Buffers are summed with random odd weights for each 64-bit word, modulo 2**64.
-A change of one word always alters the sum; a change of several words leaves it unchanged with a probability of about
-2**-64.
+Computing a fingerprint detects changes to large data several times faster than pickling does. Fingerprints are compared
+only within one process, so they need not withstand an adversary. The 64-bit words of a buffer are summed with random
+odd weights, modulo 2**64. A change of one word always changes the sum; a change of several words leaves it unchanged
+with a probability of about 2**-64.
 """
 
 from __future__ import annotations
@@ -39,30 +39,31 @@ from dataloaderjob.shipping.unpicklable import Excluded
 from dataloaderjob.shipping.writer import Roots, Writer
 
 SLOW_S = 0.2
-"""Pickling time from which data is checked for changes before it is pickled again."""
+"""Pickling time in seconds above which data is checked for changes before it is pickled again."""
 _REMEMBERED = 8
 _CHUNK_NBYTES = 1 << 20
-"""A chunk fits into the second-level cache, because each word is read twice."""
+"""Number of bytes that are processed at a time. They fit into the second-level cache, because each word is read
+twice."""
 _LARGE = 4096
-"""Minimum number of members for which a container is marshalled instead of pickled."""
+"""Minimum number of members at which a container is marshalled instead of pickled."""
 _THREADS = min(4, os.cpu_count() or 1)
 Blobs = tuple[tuple[str, int], ...]
 Fingerprint = tuple[bytes, int]
-"""The sum, and the number of arrays found."""
+"""(fingerprint, number of arrays found)."""
 
 
 @dataclass(slots=True, kw_only=True)
 class CodeSnapshot:
-    """Content of a bundle's blobs."""
+    """The content of a bundle's blobs."""
 
     pickled: memoryview
     buffers: list[memoryview]
     process: bytes
     sources: bytes
     imports: list[tuple[str, bool]]
-    """User modules to import, in the trainer's order, with True if the dataset needs them."""
+    """(name, True if the dataset needs it) for each user module to import, in the trainer's order."""
     others: dict[str, bytes]
-    """State of each of the other user modules."""
+    """The packed state of each other user module, by name."""
     arrays: int
 
 
@@ -71,8 +72,8 @@ class _Kind:
     """Information about datasets of one kind."""
 
     reached: OrderedDict[int, Reached] = field(default_factory=OrderedDict)
-    """Modules and globals that the pickle reached last time, by the dataset's id. It is a guess, because ids are
-    reused."""
+    """The modules and globals that the last pickle reached, by the dataset's id. These are only a guess, because ids
+    are reused."""
     slow: bool = False
 
     def note(self, dataset: Any, modules: dict[str, None], reached: Reached) -> None:
@@ -83,7 +84,7 @@ class _Kind:
 
 
 class SnapshotMaker:
-    """A maker of snapshots of this process, which detects parts that have not changed since the last one."""
+    """A maker of snapshots of this process. It detects parts that have not changed since the last snapshot."""
 
     def __init__(self) -> None:
         self._modules = UserModules()
@@ -92,16 +93,18 @@ class SnapshotMaker:
         self._references = module_state.References()
         self._definitions = Definitions()
         self._alone: dict[str, tuple[Any, bytes]] = {}
-        """State of modules that the dataset did not reach, with a key for the content from which it was made."""
+        """The packed state of each module that the dataset did not reach, with a key that changes with the module's
+        content."""
         self._kinds: WeakKeyDictionary[type, dict[Any, _Kind]] = WeakKeyDictionary()
-        """Kinds by the dataset's type, then by the names of all roots' types."""
+        """The kinds, by the dataset's type, then by the names of the types of all roots."""
         self._patches: list[Any] | None = None
         self._sources: tuple[Any, bytes] | None = None
         self._effects: tuple[bytes, set[str]] | None = None
-        """Modules that the script imports for a side effect, with the sources in which they were found."""
+        """The packed sources that were analyzed, and the modules that the script imports for a side effect according to
+        them."""
         self._fingerprints: OrderedDict[Any, Blobs] = OrderedDict()
         self._current: Fingerprint | None = None
-        """Fingerprint for the snapshot that is being made."""
+        """The fingerprint of the snapshot that is being taken."""
         self._warned = False
         self._warned_of: set[str] = set()
         """Names of the module objects whose omission was reported."""
@@ -129,9 +132,9 @@ class SnapshotMaker:
         return snapshot
 
     def unchanged(self, roots: Roots, store: BlobStore) -> Blobs | None:
-        """Returns the blobs in `store` of an earlier snapshot that equals the current state. Returns None if there is
-        none, or if a new snapshot takes no longer than the comparison."""
-        self._current = None  # it may belong to other roots that were found unchanged
+        """Returns the blobs in `store` of an earlier snapshot that equals the current state. Returns None if no
+        snapshot equals it, or if taking a new snapshot is as fast as comparing."""
+        self._current = None  # the fingerprint may belong to other roots that were found unchanged
         if not self._kind(roots).slow:
             return None
         fingerprint = self._current = self._fingerprint(roots)
@@ -140,16 +143,17 @@ class SnapshotMaker:
             return None
         for digest, _ in blobs:
             with contextlib.suppress(OSError):
-                os.utime(store.path(digest))  # must not be removed before the bundle is announced
+                os.utime(store.path(digest))  # the blob must not be removed before the bundle is announced
         return blobs
 
     def remember(self, roots: Roots, snapshot: CodeSnapshot, blobs: Blobs, elapsed_s: float) -> bool:
-        """Keeps a fingerprint if pickling and hashing took long. Returns True if it kept one."""
+        """Keeps a fingerprint of the snapshot if taking and storing the snapshot took long. Returns True if a
+        fingerprint was kept."""
         fingerprint, self._current = self._current, None
         if elapsed_s < SLOW_S:
             return False
         fingerprint = fingerprint or self._fingerprint(roots)
-        # marshal treats an array as bytes, so there must be none in marshalled containers.
+        # marshal treats an array as bytes, so marshalled containers must not contain arrays.
         if fingerprint is None or fingerprint[1] != snapshot.arrays:
             return False
         self._kind(roots).slow = True
@@ -159,7 +163,8 @@ class SnapshotMaker:
         return True
 
     def _fingerprint(self, roots: Roots) -> Fingerprint | None:
-        """Returns (fingerprint, number of arrays), or None for unpicklable roots, which `take` then reports."""
+        """Returns (fingerprint, number of arrays), or None if there is no fingerprint, such as for roots that cannot be
+        pickled. `take` then reports the roots."""
         out, buffers, digest = io.BytesIO(), list[memoryview](), _Digest()
         try:
             writer = self._writer(roots)
@@ -179,7 +184,8 @@ class SnapshotMaker:
         return b"".join((*map(checksum, parts), checksums(buffers))), arrays
 
     def _others(self, writer: Writer) -> dict[str, bytes]:
-        """Returns everything that the dataset does not reach: state of modules, and definitions of the script."""
+        """Returns everything that the dataset does not reach, packed: the state of modules by name, and the script's
+        definitions under MAIN."""
         sources, text = self._modules.sources(), main_source()["text"]
         packed = self._definitions.packed(writer.reached, writer.known, writer.modules, sources, text)
         return {**writer.others(), **({MAIN: packed} if packed else {})}
@@ -217,7 +223,7 @@ class SnapshotMaker:
 
 
 def _names(root: Any) -> tuple[Any, ...]:
-    # Not getattr with a default: a dataset may answer for any attribute.
+    # Does not use getattr with a default, because a dataset may answer for any attribute.
     named = root if isinstance(root, type | FunctionType | MethodType) else type(root)
     return type(root).__qualname__, named.__module__, named.__qualname__
 
@@ -273,15 +279,16 @@ def _as_bytes(buffer: memoryview) -> memoryview:
 
 
 class _Digest:
-    """The replacement of large lists, dicts, tuples and sets of plain values in a fingerprint.
+    """A function object that replaces large lists, dicts, tuples and sets of plain values with their checksums, for a
+    fingerprint.
 
-    marshal writes any buffer as bytes, so it does not distinguish arrays with the same bytes. A caller that compares
-    fingerprints must ensure that these containers have no arrays.
+    marshal writes any buffer as bytes, so it does not distinguish different arrays with the same bytes. A caller that
+    compares fingerprints must ensure that these containers hold no arrays.
     """
 
     def __init__(self) -> None:
         self.failed = False
-        """True if a container had anything else. In that case, there is no fingerprint."""
+        """True if a container held anything other than plain values. In that case, no fingerprint exists."""
 
     def __call__(self, container: Any) -> bytes | None:
         """Returns the checksum of a container, or None for a small one, which is pickled."""

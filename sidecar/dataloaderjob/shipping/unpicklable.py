@@ -1,6 +1,6 @@
-"""The search for user objects that cannot be pickled, to name them in a message or omit them from a module's state.
+"""The search for user objects that cannot be pickled. They are named in a message, or left out of a module's state.
 
-As little as possible is left out. Objects that are left out stay as the import makes them.
+As little as possible is left out. In feeders, objects that were left out remain as the import creates them.
 """
 
 from __future__ import annotations
@@ -25,31 +25,34 @@ from dataloaderjob.shipping.reducers import is_shared_memory
 from dataloaderjob.shipping.user_code import full_name
 
 _SEARCH_S = 5.0
-"""Time limit of a search, for example in a list of a million samples; beyond it, the message names the list."""
+"""Time limit of a search in seconds, for example in a list of a million samples. After this time, the message names
+only the list."""
 NamedPart = tuple[str, Any]
 """(path, object)."""
 _MAX_DEPTH = 100
 _MAX_PATH = 240
 _OWN = frozenset({"__dict__", "__weakref__", "__builtins__"})
-"""Attributes of a class or a module that refer back to it, or that no pickle contains."""
+"""Attributes that refer back to their class or module, or that no pickle contains."""
 ENTRY = "[]"
-"""Suffix of the path of an entry that is left out of an object, although the rest of the object is sent."""
+"""Suffix of the path of an entry that is left out while the rest of the object is sent."""
 Excluded = set[tuple[str, str, int]]
-"""(module, path, id) of objects that cannot be pickled."""
+"""The objects that cannot be pickled, as (module, path, id)."""
 _MOST = 64
-"""Maximum number of entries that are left out individually. An object with more of them is left out as a whole."""
+"""Maximum number of entries that are left out individually. An object with more entries that must be left out is itself
+left out."""
 _MADE_ANEW = frozenset({
     "_asyncio", "_contextvars", "_queue", "_thread", "_weakref", "asyncio", "concurrent", "contextvars", "logging",
     "queue", "threading", "weakref",
 })  # fmt: skip
-"""Packages whose objects no one expects in another process. They are left out without a warning."""
+"""Packages with objects that no one expects to find in another process. Their objects are left out without a
+warning."""
 
 
 def describe(roots: Mapping[str, Any], known: Names | None = None, user_modules: Collection[str] = ()) -> str:
     """Returns `path: type (why). Remedy` for the innermost object that cannot be pickled, as in
     `dataset.lock: _thread.lock (TypeError: cannot pickle '_thread.lock' object). Make it in worker_init_fn ...`."""
     search = _Search(functools.partial(why_not, known=known, user_modules=user_modules))
-    # Access to attributes may trigger deprecation warnings of libraries, which a script may have turned into errors.
+    # Reading attributes may trigger deprecation warnings of libraries, which a script may have turned into errors.
     with warnings.catch_warnings(action="ignore"):
         found = search.innermost(roots.items())
     if found is None:
@@ -73,8 +76,8 @@ class _Search:
         self._seen: set[int] = set()
 
     def innermost(self, parts: Iterable[NamedPart], depth: int = 0) -> _Failing | None:
-        """Returns the innermost object of the first part that fails. Functions and classes also fail because of objects
-        that others refer to, so the first part that itself contains the reason is preferred."""
+        """Returns the innermost object of the first part that fails. A function or a class may also fail because of an
+        object that other functions refer to, so the first part that itself contains the reason is preferred."""
         vague = None
         for found in self._failing(parts):
             path, part, _ = found
@@ -102,7 +105,7 @@ _STAYS = "with num_workers=0, this process makes the batches"
 
 
 def _is_test_case(part: Any) -> bool:
-    """Returns True for a TestCase, which holds the state of an entire test run."""
+    """Returns True for a unittest.TestCase, which holds the state of an entire test run."""
     unittest = sys.modules.get("unittest")
     return unittest is not None and isinstance(part, unittest.TestCase)
 
@@ -141,7 +144,7 @@ def _first_failing(
 
 
 def _parts(path: str, whole: Any) -> Iterator[NamedPart]:
-    """Yields the parts of an object's pickle, nearest first."""
+    """Yields the objects that the pickle of `whole` contains, nearest first, each with its path."""
     if isinstance(whole, types.FunctionType):
         yield from _function_parts(path, whole)
     elif isinstance(whole, types.MethodType):
@@ -168,7 +171,7 @@ def _function_parts(path: str, function: types.FunctionType) -> Iterator[NamedPa
         try:
             yield f"{path}: its variable {name}", cell.cell_contents
         except ValueError:
-            continue  # still empty
+            continue  # the cell is still empty
     for name in _names(function.__code__):
         if name in function.__globals__:
             yield f"{path}: the global {name}", function.__globals__[name]
@@ -187,7 +190,7 @@ def _names(code: types.CodeType) -> list[str]:
 def _object_parts(path: str, whole: Any) -> Iterator[NamedPart]:
     try:
         state = whole.__getstate__()
-    except Exception:  # user code; its failure is reported instead
+    except Exception:  # user code; the failure itself is reported instead
         return
     slots: Any = {}
     if isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict):
@@ -201,7 +204,7 @@ def _object_parts(path: str, whole: Any) -> Iterator[NamedPart]:
 def find_storage(
     roots: Mapping[str, Any], addresses: Collection[int], user_modules: Collection[str] = ()
 ) -> tuple[str, str]:
-    """Returns the kind and the path of the first tensor or array whose memory is at one of `addresses`."""
+    """Returns the kind and the path of the first tensor or array with memory at one of `addresses`."""
     deadline = time.monotonic() + _SEARCH_S
     pending = deque(roots.items())
     seen: set[int] = set()
@@ -223,7 +226,7 @@ def find_storage(
 
 
 def _is_users(part: Any, user_modules: Collection[str]) -> bool:
-    """Returns True if the object must be searched, or False for a library's modules and functions."""
+    """Returns True if the object must be searched. Returns False for a library's modules and functions."""
     if isinstance(part, types.ModuleType):
         name: Any = part.__name__
     elif isinstance(part, types.FunctionType):
@@ -239,8 +242,8 @@ def _is_users(part: Any, user_modules: Collection[str]) -> bool:
 def failing_parts(
     path: str, value: Any, pickled: Any, can_copy: Callable[[Any], bool]
 ) -> list[tuple[str, Any]]:
-    """Returns (path, object) of everything that cannot be pickled in a part of a module's state: entries, or the whole
-    part."""
+    """Returns (path, object) for everything that must be left out of a part of a module's state: single entries, or the
+    whole part."""
     if can_copy(pickled):
         return []
     if pickled is value:
@@ -284,8 +287,8 @@ def _failing(entries: list[Any], can_copy: Callable[[Any], bool]) -> list[Any]:
 
 
 def without(content: tuple[Any, ...], is_out: Callable[[Any], bool]) -> tuple[Any, ...]:
-    """Returns the content with KEPT in place of entries that are left out. Raises TypeError for content of an unknown
-    form."""
+    """Returns the content with KEPT in place of entries that are left out. Raises TypeError if the content has an
+    unknown form."""
 
     def kept(value: Any) -> Any:
         return KEPT if is_out(value) else value

@@ -1,13 +1,14 @@
 """Classes and functions of user code: looked up by name, or sent by value.
 
-A feeder may have the user's classes by value (cloudpickle), under the module names that they have in the trainer. The
-trainer searches the modules that it has loaded, including `__main__`, then the classes that it sent by value. A feeder
-cannot make the trainer import a package, only a module of a package that the trainer has already imported.
+A feeder may have received the user's classes by value (cloudpickle), under the module names that they have in the
+trainer. To find a class by name, the trainer searches the modules that it has loaded, including `__main__`, then the
+classes that it has sent by value. A feeder cannot make the trainer import a package, only a module of a package that
+the trainer has already imported.
 
-Classes and functions of the script, and those made within functions, are sent by value. Such a class is created empty
-and then gets its attributes, which may refer to it. Creating it runs no user code: the effects of a metaclass and of
-`__init_subclass__` in the trainer are part of the state that is sent. If they ran again, they would find a `__main__`
-without its globals, and would register each class a second time.
+Classes and functions of the script, and those created inside functions, are sent by value. A feeder creates such a
+class empty and then sets its attributes, which may refer to the class. Creating the class runs no user code: the
+effects that a metaclass and `__init_subclass__` had in the trainer are part of the state that is sent. If these hooks
+ran again, they would find a `__main__` without its globals, and would register each class a second time.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from dataloaderjob.shipping.modules import MAINS, is_installed
 
 _cloudpickle: Any = cloudpickle.cloudpickle
 _ELSEWHERE: dict[type, ClassName] = {types.MappingProxyType: ("types", "MappingProxyType")}
-"""Classes that are not found under their own names, with the names to use."""
+"""Classes that cannot be found under their own names, with the names to use instead."""
 _sent: WeakValueDictionary[ClassName, type] = WeakValueDictionary()
-"""Named tuples sent to feeders by value. One made in a function or a class is named as if its module defined it."""
+"""Named tuples that were sent to feeders by value. A named tuple that was created in a function or a class has a name
+as if its module had defined it."""
 _ambiguous: set[ClassName] = set()
 """Names that several named tuples with different fields share."""
 _BY_METACLASS = ("__prepare__", "__new__", "__init__", "__setattr__")
@@ -43,9 +45,9 @@ _made: WeakSet[type] = WeakSet()
 _ENUM_OWN = frozenset({
     "_generate_next_value_", "_member_names_", "_member_map_", "_member_type_", "_value2member_map_",
 })  # fmt: skip
-"""Attributes that the creation of an enum sets."""
+"""Attributes that are set when an enum is created."""
 _MEMBER_OWN = frozenset({"_value_", "_name_", "_sort_order_", "_inverted_", "__objclass__"})
-"""Attributes that the creation of an enum's member sets; `_inverted_` is set on first use."""
+"""Attributes that are set when a member of an enum is created, except `_inverted_`, which is set on first use."""
 _DATA: dict[type, Callable[[Any], Any]] = {
     int: int.__int__,
     float: float.__float__,
@@ -64,7 +66,7 @@ _codes: dict[int, tuple[types.CodeType, tuple[str, ...]]] = {}
 
 
 _IS_MADE_AT_RUN_TIME = 1 << 9
-"""Py_TPFLAGS_HEAPTYPE: types without it are part of the interpreter, or of a library written in C."""
+"""Py_TPFLAGS_HEAPTYPE. A type without this flag is part of the interpreter, or of a library written in C."""
 
 
 def note_sent(cls: Any) -> None:
@@ -78,7 +80,8 @@ def note_sent(cls: Any) -> None:
 
 
 def class_name(cls: type) -> ClassName | None:
-    """Returns (module, qualified name), or None for a class made inside a function, which has no path."""
+    """Returns (module, qualified name), or None for a class created inside a function, because no path leads to that
+    class."""
     if cls in _ELSEWHERE:
         return _ELSEWHERE[cls]
     if "<locals>" in cls.__qualname__:
@@ -87,12 +90,14 @@ def class_name(cls: type) -> ClassName | None:
 
 
 def full_name(cls: type) -> str:
-    """Returns the name for messages: `PIL.Image.Image`, but `dict`."""
+    """Returns the class's name for messages, such as `PIL.Image.Image`. Omits the module of built-in classes, such as
+    `dict`."""
     return cls.__qualname__ if cls.__module__ == "builtins" else f"{cls.__module__}.{cls.__qualname__}"
 
 
 def find_class(module: str, qualname: str) -> type:
-    """Returns the class of this name. Raises UnsupportedBatch, with advice on how to make the class findable."""
+    """Returns the class with this name. Raises UnsupportedBatch, with advice on how to make the class findable, if it
+    cannot be found."""
     try:
         found: Any = _found(module, qualname)
     except (ImportError, AttributeError, ValueError) as exc:
@@ -109,7 +114,7 @@ def find_class(module: str, qualname: str) -> type:
 
 
 def _found(module: str, qualname: str) -> Any:
-    """Returns the object of this name. Raises ImportError, AttributeError, ValueError."""
+    """Returns the object with this name. Raises ImportError, AttributeError or ValueError if it cannot be found."""
     try:
         found: Any = sys.modules.get(module) or _import(module)
         for name in qualname.split("."):
@@ -123,7 +128,7 @@ def _found(module: str, qualname: str) -> Any:
 
 
 def sent_class(name: ClassName) -> type | None:
-    """Returns the named tuple of this name that feeders received by value, or None if there is none or several."""
+    """Returns the named tuple with this name that feeders received by value, or None unless exactly one exists."""
     return None if name in _ambiguous else _sent.get(name)
 
 
@@ -133,9 +138,10 @@ def is_by_value(cls: type) -> bool:
 
 
 def other_name(cls: type) -> tuple[str, str] | None:
-    """Returns the actual module and name of a class that claims a name in the standard library. For example, the type
-    of a lock claims to be `_thread.lock`, but is `_thread.LockType`. The type of a dict's keys is only in
-    `_collections_abc`. Types of extension modules made with PyO3 claim to be in `builtins`.
+    """Returns the actual module and name of a class that claims a name in the standard library. Returns None for other
+    classes. For example, the type of a lock claims to be `_thread.lock`, but is `_thread.LockType`. The type of a
+    dict's keys exists only in `_collections_abc`. Types of extension modules that were built with PyO3 claim to be in
+    `builtins`.
 
     Raises PicklingError for a type of the interpreter that is in no module, because it cannot be recreated.
     """
@@ -158,13 +164,13 @@ def _is_extension(module: Any) -> bool:
 
 
 def attribute(module: str, name: str) -> Any:
-    """Returns the class that `other_name` named. Called when the class is unpickled."""
+    """Returns the class with a name that `other_name` returned. Called when the class is unpickled."""
     return getattr(importlib.import_module(module), name)
 
 
 def _import(module: str) -> types.ModuleType:
     package = module.partition(".")[0]
-    if package not in sys.modules or module.endswith(".__main__"):  # which would run as a script
+    if package not in sys.modules or module.endswith(".__main__"):  # a `__main__` would run as a script
         raise ImportError(f"{module!r} is not imported here")
     return importlib.import_module(module)
 
@@ -186,14 +192,14 @@ def reduce_class(cls: Any) -> tuple[Any, ...]:
 
 
 def _data(member: Any) -> Any:
-    """Returns the data of a member's data type, as in `class Letter(str, Enum)`. It may differ from the member's
-    value."""
+    """Returns an enum member's data, which has the enum's data type, such as str in `class Letter(str, Enum)`. The data
+    may differ from the member's value."""
     take = _DATA.get(type(member)._member_type_)
     return None if take is None else take(member)
 
 
 def _enum_state(cls: Any) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
-    """Returns (attributes of the class, attributes of each member that has its own)."""
+    """Returns (attributes of the class, attributes of each member that has its own attributes, by name)."""
     own, _ = _cloudpickle._class_getstate(cls)  # noqa: SLF001
     members = {
         name: {"".join(key): value for key, value in vars(member).items() if key not in _MEMBER_OWN}
@@ -225,14 +231,14 @@ def _make_enum(
         for key, given in (making | members).items():
             own[key] = given
         made: Any = metaclass.__new__(metaclass, name, bases, own)
-    for helper in ("__init__", "__new_member__"):  # the user's arrive with the state
+    for helper in ("__init__", "__new_member__"):  # the user's own helpers arrive with the state
         if helper in vars(made):
             type.__delattr__(made, helper)
     return _note(made)
 
 
 def _make_member(cls: Any, *given: Any) -> Any:
-    # For an enum of tuples, both arrive as one tuple.
+    # If the data type is a tuple, both arrive as one tuple.
     data, value = given if len(given) == 2 else given[0]
     base = cls._member_type_
     if base in _DATA:
@@ -246,7 +252,7 @@ def _make_member(cls: Any, *given: Any) -> Any:
 
 
 def _init_member(member: Any, *given: Any) -> None:
-    """Does nothing, because a member's attributes arrive with the state."""
+    """Does nothing in place of `__init__`, because a member's attributes arrive with the state."""
 
 
 def _set_enum_state(cls: Any, state: tuple[dict[str, Any], dict[str, dict[str, Any]]]) -> Any:
@@ -270,8 +276,8 @@ def _note(cls: type) -> type:
 
 @contextlib.contextmanager
 def _quiet(metaclasses: Iterable[type], bases: Iterable[type]) -> Iterator[None]:
-    """Removes the hooks of user classes temporarily. Hooks of libraries run, because no state contains their
-    effects."""
+    """Temporarily removes the hooks of user classes. The hooks of libraries still run, because the state that is sent
+    does not contain their effects."""
     hooks = [(cls, name) for cls in _with_bases(metaclasses) for name in _BY_METACLASS]
     hooks += [(cls, "__init_subclass__") for cls in _with_bases(bases)]
     taken = [(cls, name, vars(cls)[name]) for cls, name in hooks if name in vars(cls)]
@@ -300,14 +306,14 @@ def is_users(cls: type) -> bool:
 
 
 class Globals:
-    """Placeholder for the globals of a module, which functions sent by value share with the module."""
+    """Placeholder for a module's globals. Functions that are sent by value share these with the module."""
 
     def __init__(self, name: str) -> None:
         self.name = name
 
 
 def globals_used(code: types.CodeType) -> tuple[str, ...]:
-    """Returns the globals used by a code object, and by the functions within it."""
+    """Returns the globals used by a code object, and by the functions inside it."""
     known = _codes.get(id(code))
     if known is None:
         found = dict.fromkeys(_cloudpickle._walk_global_ops(code))  # noqa: SLF001
@@ -325,7 +331,8 @@ def names_in_annotations(cls: type) -> dict[str, None]:
 
 
 def _submodules(function: types.FunctionType, own: Mapping[str, Any]) -> list[str]:
-    """Returns modules that a function reaches as attributes of others, as in `import os; os.path`, at any depth."""
+    """Returns the modules that a function reaches as attributes of other modules, at any depth, as in `import os;
+    os.path`."""
     found: list[str] = []
     used = function.__code__.co_names
     known = [
@@ -341,7 +348,7 @@ def _submodules(function: types.FunctionType, own: Mapping[str, Any]) -> list[st
 
 
 def function_state(function: types.FunctionType, own: Mapping[str, Any]) -> tuple[Any, ...]:
-    # New strings: equal names may or may not be interned, and would then be pickled differently in two processes.
+    # New strings: equal names may or may not be interned, so two processes might pickle them differently.
     state = {name: value for name in _FUNCTION_STATE if (value := getattr(function, name))}
     extra = {"".join(name): value for name, value in vars(function).items()}
     return state, extra, function.__closure__, _submodules(function, own)
@@ -364,6 +371,6 @@ def set_function_state(function: types.FunctionType, given: tuple[Any, ...]) -> 
         try:
             cell.cell_contents = filled.cell_contents
         except ValueError:
-            continue  # empty in the trainer, too
+            continue  # the cell is empty in the trainer, too
     for name in submodules:
         importlib.import_module(name)

@@ -1,4 +1,4 @@
-"""Writing one pickle of the user's code and data, and finding the objects that cannot be sent."""
+"""Writing a single pickle of the user's code and data, and leaving out objects that cannot be sent."""
 
 from __future__ import annotations
 
@@ -29,12 +29,13 @@ from dataloaderjob.shipping.pickling import (
 from dataloaderjob.shipping.unpicklable import ENTRY, Excluded
 
 MAX_OTHER_NBYTES = 16 * 1024 * 1024
-"""Limit for the state of a module that the dataset does not reach. A larger state is left out, with a warning."""
+"""Maximum size, in bytes, of the state of a module that the dataset does not reach. A larger state is left out, with a
+warning."""
 Roots = Mapping[str, Any]
 
 
 class _Same:
-    """A wrapper that equals another one only if both hold the same object."""
+    """A wrapper that equals another wrapper only if both hold the same object."""
 
     __slots__ = ("held",)
     __hash__ = None  # type: ignore[assignment]
@@ -47,7 +48,7 @@ class _Same:
 
 
 class Writer:
-    """A writer of one pickle of the roots and of the state that they need."""
+    """A writer of a single pickle with the roots and the state that they need."""
 
     def __init__(
         self,
@@ -71,7 +72,8 @@ class Writer:
         self._warned_of = warned
 
     def forget_mended(self) -> None:
-        """Forgets the objects that could not be pickled last time, so that they are checked again."""
+        """Checks again the objects of modules that could not be pickled last time, and forgets those that now can
+        be."""
         before = list(self._excluded)
         self._excluded.clear()
         self._excluded.update(entry for entry in before if entry[0] == MAIN)
@@ -88,8 +90,8 @@ class Writer:
         roots: Roots,
         digest: Callable[[Any], bytes | None] | None = None,
     ) -> UserCodePickler:
-        """Writes the pickle again until it contains everything that it refers to. The reached modules are estimated
-        beforehand from the code, because state must precede the objects that use it."""
+        """Writes the pickle repeatedly, until it contains everything that it refers to. State must precede the objects
+        that use it, so the modules that will be reached are estimated beforehand from the code. Returns the pickler."""
         if not self._discovered:
             self._discover(roots)
         while True:
@@ -110,7 +112,7 @@ class Writer:
             pickler = self._pickler(Nowhere(), memoryview.release, shallow=True)
             if not self._dump(pickler, roots):
                 continue
-            for sample in pickler.samples:  # grows during the loop
+            for sample in pickler.samples:  # the list grows during the loop
                 with contextlib.suppress(Exception):
                     pickler.dump(sample)
             known = pickler.reached.within(self.reached) and len(self.reached.modules) == count
@@ -125,7 +127,8 @@ class Writer:
         return UserCodePickler(out, take_buffer, known=self.known, user_modules=self.modules, **options)
 
     def _dump(self, pickler: UserCodePickler, roots: Roots) -> bool:
-        """Dumps everything. Returns False if that failed; objects that cannot be pickled are left out next time."""
+        """Dumps everything. Returns False if that failed and another attempt may succeed, because the next attempt
+        leaves out objects that cannot be pickled. Raises InputError if the roots themselves cannot be pickled."""
         where = ROOTS
         try:
             for module, part in self._state.dumps(self.reached, self.patches):
@@ -151,8 +154,8 @@ class Writer:
         return picklable(part, self.known, self.modules)
 
     def _exclude(self, where: str, roots: Roots) -> bool:
-        """Leaves out the parts of a module's state that cannot be pickled. In feeders, they stay as the import makes
-        them. Returns False if nothing was left out."""
+        """Leaves out the parts of a module's state that cannot be pickled. In feeders, these parts remain as the import
+        creates them. Returns False if nothing was left out."""
         before = len(self._excluded), len(self.patches)
         if where == CODE:
             self.patches = [patch for patch in self.patches if self._can_copy(patch)]
@@ -174,8 +177,8 @@ class Writer:
                 unpicklable.warn(module, where, part, self._warned_of)
 
     def _exclude_main(self, roots: Roots) -> None:
-        """Leaves out globals of the script that only a module's state refers to. The dataset's globals must be
-        picklable."""
+        """Leaves out those globals of the script that cannot be pickled and that only a module's state refers to. The
+        globals that the dataset refers to must be picklable."""
         if why_not(tuple(roots.values()), self.known, self.modules) is not None:
             return
         own = vars(sys.modules[MAIN])
@@ -200,15 +203,15 @@ class Writer:
         return known[1]
 
     def _key_alone(self, module: str) -> Any:
-        """Returns a key that equals an earlier one only if the module's content is the same, or None if no such key can
-        be made. A plain pickle takes a fifth of the time that ours takes."""
+        """Returns a key that equals an earlier one only if the module's content is the same, or None if no such key
+        exists. The key is a plain pickle, which takes a fifth of the time of our own pickle."""
         code, data = self.known.split[module]
         try:
             packed = pickle.dumps([value for _, value in data], protocol=5)
         except Exception:  # user code
             return None
         if len(packed) > MIN_BUFFER_NBYTES:
-            return None  # too large to keep
+            return None  # the key is too large to keep
         # The code itself is in the key, to keep it alive so that no other object gets its id.
         return (
             [path for path, _ in code + data],

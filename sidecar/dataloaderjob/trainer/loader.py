@@ -1,4 +1,4 @@
-"""`dataloaderjob.DataLoader`: torch's DataLoader, with feeders doing the work."""
+"""`dataloaderjob.DataLoader`: torch's DataLoader, with batches made by feeders."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dataloaderjob.trainer.session.service import LeftOut
 from dataloaderjob.trainer.session.spec import EpochSpec
 from dataloaderjob.trainer.session.window import PER_WORKER, window_of
 
-if TYPE_CHECKING:  # imported at run time while the private service starts
+if TYPE_CHECKING:  # at run time, these are imported while the private service starts
     from dataloaderjob.trainer.device.devices import Device
     from dataloaderjob.trainer.resume.progress import Epoch
     from dataloaderjob.trainer.resume.state import LoaderState, Resume
@@ -51,35 +51,36 @@ _made = itertools.count()
 class DataLoader(torch.utils.data.DataLoader[_T_co]):
     """torch's DataLoader, with batches made by feeders instead of worker processes.
 
-    It accepts all arguments of `torch.utils.data.DataLoader`. Only those that differ or are new are listed here.
+    It accepts all arguments of `torch.utils.data.DataLoader`. Only arguments that are new or that differ from torch's
+    are listed here.
 
     Args:
-        num_workers: None (default): feeders make the batches, or this process if the dataset cannot be sent to them.
-            n > 0: feeders make the batches; a service that is private to this machine has at least n of them.
-            0: this process makes the batches. An IterableDataset yields what n torch workers would yield (one worker
-            for None), regardless of the number of feeders.
+        num_workers: None (default): feeders make the batches, or this process does if the dataset cannot be sent to
+            them. n > 0: feeders make the batches; a service that is private to this machine has at least n of them. 0:
+            this process makes the batches. An IterableDataset yields what n torch workers would yield (one worker for
+            None), regardless of the number of feeders.
         prefetch_factor: number of batches to prefetch for each of `num_workers`. None: 2 if `num_workers` is given,
             else the job's prefetch setting, else 2 for each feeder of the job, but at least 16 batches in all.
         allow_pickle: allows feeders to send pickles to this process, for leaves of a batch that are neither tensors,
-            arrays nor plain values. Off by default, because a pickle can run a feeder's code here.
+            arrays nor plain values. Off by default, because a feeder's pickle can run code in this process.
         multiprocessing_context: validated, but ignored if feeders make the batches.
-        in_order: accepted; batches are always in order.
+        in_order: accepted, but has no effect, because batches are always in order.
         dataset_id: name of the dataset in `state_dict()`. Without it, a state identifies the dataset by its type, its
             length and three samples, which are made for this purpose.
-        tail: deals the batches of an IterableDataset to the ranks in turn, in the order in which a single process
-            would return them. All ranks then get the same number. The dataset must be the same on all ranks. The
-            value matters if fewer batches than ranks are left at the end: "drop" leaves them out, "pad" repeats some
-            of them, and "error" raises InputError.
-        stage: function applied to each sample of an IterableDataset before `collate_fn`, such as a decoder. The
-            dataset is still read in its slots, but any feeder may apply the stage to what a slot has read.
+        tail: deals the batches of an IterableDataset to the ranks in turn, in the order in which a single process would
+            return them. All ranks then get the same number. The dataset must be the same on all ranks. The value
+            matters if fewer batches than ranks are left at the end: "drop" drops them, "pad" repeats some of them, and
+            "error" raises InputError.
+        stage: function applied to each sample of an IterableDataset before `collate_fn`, such as a decoder. The dataset
+            is still read in its slots, but any feeder may apply the stage to the samples that a slot has read.
         parts: number of parts into which each batch is split. Several feeders make the parts, and this process merges
             them. Useful if one feeder takes too long for a batch. Requires a map-style dataset and torch's default
             `collate_fn`.
-        device: device on which the tensors of a batch arrive, such as "cuda". The loader copies them there ahead of
-            the trainer, on its own stream. With "cpu", nothing is copied, and only `device_stage` runs. Arrays stay
-            on the host. Tested with a simulated device only, not on a GPU.
-        device_stage: function applied to each batch in this process, on that stream: fn(batch, generator) returns
-            the batch. The generator is on the device, and its seed depends on the epoch and the batch.
+        device: device on which the tensors of a batch arrive, such as "cuda". The loader copies them to the device
+            ahead of the trainer, on its own stream. With "cpu", nothing is copied, and only `device_stage` runs. Arrays
+            stay on the host. Tested with a simulated device only, not on a GPU.
+        device_stage: function applied to each batch in this process, on the loader's stream: fn(batch, generator)
+            returns a batch. The generator is on the device, and its seed depends on the epoch and the batch.
         prefetch_device: number of batches that are on the device, or on their way to it, before the trainer asks for
             them. Has no effect without `device`.
         snapshot_every_n_steps: accepted for compatibility with torchdata; every state is exact.
@@ -134,21 +135,21 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             self.prefetch_factor = prefetch_factor  # torch replaces None with 2
         self.allow_pickle = allow_pickle
         self.consumption = Consumption(next(_made))
-        """Digest of everything taken so far, updated by the iterators."""
+        """Digest of all batches taken so far. The iterators update it."""
         self._client: Client | None = None
         self._number: int | None = None
-        """This loader's number among the loaders that the process has iterated over."""
+        """This loader's number among the loaders over which the process has iterated."""
         self._epochs = 0
         self.dataset_id, self.tail, self.parts = dataset_id, tail, parts
         self.device, self.device_stage, self.prefetch_device = device, device_stage, prefetch_device
         self._sent_to = device, device_stage, prefetch_device
-        """The same values, kept separately because a user's subclass may have attributes with those names."""
+        """The same values, kept separately because a user's subclass may have its own attributes with those names."""
         arguments.check(self.epoch_spec(), device, device_stage, prefetch_device)
         if stage is not None:
             self.collate_fn = Staged(stage, self.collate_fn, is_bare=batch_size is None)
         self.snapshot_every_n_steps = snapshot_every_n_steps
         self._epoch: Epoch | None = None
-        """The epoch that began last."""
+        """The most recent epoch."""
         self._resume: Resume | None = None
         """The loaded state, until the next `iter()`."""
         self._probes: list[str | None] | None = None
@@ -163,9 +164,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     @property
     def multiprocessing_context(self) -> contexts.BaseContext | None:
         """Context that keeps feeders in use if a library rebuilds this loader as a plain torch DataLoader. If this
-        process makes the batches, or if the dataset is an IterableDataset, it is the user's own context."""
+        process makes the batches, or if the dataset is an IterableDataset, the value is the user's own context."""
         if self.num_workers > 0 and not self._is_stream:
-            known = self.__dict__  # torch's constructor reads this property before they are set
+            known = self.__dict__  # torch's constructor reads this property before the attributes are set
             return FeedersContext.of_loader(known.get("allow_pickle", False), known.get("_sent_to"))
         return cast("contexts.BaseContext | None", _TORCHS_CONTEXT.fget(self))
 
@@ -175,7 +176,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def pickle_allowed(self) -> bool:
-        """True if batches may contain pickles, because of `allow_pickle` or this process's environment."""
+        """True if batches may contain pickles, because `allow_pickle` is true or this process's environment allows
+        them."""
         return self.allow_pickle or service.is_pickle_allowed()
 
     @property
@@ -185,12 +187,13 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
 
     @property
     def _feeders(self) -> int:
-        """Number of feeders that the loader wants. A stage can run on any number of feeders."""
+        """Number of feeders that the loader requests. With a stage, more feeders than slots can be used."""
         workers = int(self.num_workers)
         return max(workers, self.parts or 0, service.default_feeders() if self.stage is not None else 0)
 
     def _window(self) -> int:
-        """Returns how many index lists ahead the sampler runs. The number depends only on the arguments and the job."""
+        """Returns the number of index lists that the sampler draws ahead. The number depends only on the arguments and
+        the job."""
         return window_of(self.prefetch_factor, self._feeders)
 
     def way(self, *, pins: bool, pin_device: str | None) -> Way:
@@ -213,19 +216,20 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._devices
 
     def check_worker_number_rationality(self) -> None:
-        """Warns, as torch does, if the feeders will be processes on this machine."""
+        """Warns about `num_workers`, as torch does, if the feeders will be processes on this machine."""
         if not isinstance(self.num_workers, LeftOut) and service.is_private():
             super().check_worker_number_rationality()
 
     def __iter__(self) -> _BaseDataLoaderIter:
         iterator = self._iterator
         if getattr(iterator, "dead", False) or isinstance(iterator, _SingleProcessDataLoaderIter):
-            # persistent_workers, but the process forked or the sidecar did not return; or a stream made here
+            # Either persistent_workers is set, and the process forked or the sidecar did not return, or this process
+            # makes the batches of a stream.
             self._iterator = None
         try:
             return super().__iter__()
         except InputError as exc:
-            # The message is complete, and the frames below are internal.
+            # The message is complete, and the inner frames are internal.
             raise exc.with_traceback(None) from exc.__cause__
 
     def _get_iterator(self) -> _BaseDataLoaderIter:
@@ -238,7 +242,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self._begin_service()
         resume, previous = self._resume, self._epoch
         collects = gc.isenabled()
-        gc.disable()  # a collection over torch's modules takes 80 ms of CPU while the feeders import them
+        gc.disable()  # a garbage collection over torch's modules takes 80 ms of CPU time while the feeders import them
         try:
             return self._begin_iterator()
         except BaseException:
@@ -275,7 +279,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         except InputError as exc:
             wrong_setting = isinstance(exc, ScratchTooSmall) and not service.is_private()
             if wrong_setting or self.tail or not (left_out or (self._is_stream and service.is_private())):
-                raise  # else a job would look healthy while its feeders idle
+                raise  # otherwise a job would look healthy while its feeders are idle
             self._stays_here = True
             service.say_once(f"{_HERE if left_out else _TORCHS}: {exc}")
             if self._is_stream:
@@ -307,7 +311,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _give_up_epoch(
         self, epoch: Epoch, source: torch.Generator, drawn_from: torch.Tensor
     ) -> _BaseDataLoaderIter:
-        """Falls back to torch's iterator over the stream. Restores the generator. The epoch then has no state."""
+        """Falls back to torch's iterator over the stream. The epoch then has no state. Restores the loader's
+        generator."""
         if epoch.first_batches:
             service.say_once(_NO_STATE)
         source.set_state(drawn_from)
@@ -348,7 +353,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._number
 
     def _begin_service(self) -> None:
-        """Starts the private service before anything else, if this loader is about to need one."""
+        """Starts the private service early, if this loader is about to need one."""
         if self.num_workers > 0 and self._client is None and not self._stays_here:
             service.begin(self._feeders)
 
@@ -365,9 +370,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the loader, counted in batches that `next()` has returned.
 
-        Each call returns a new dict. It can be stored as JSON unless a sampler's own state cannot be. During an epoch,
-        even after `break`, the dict describes the next batch of that epoch. Before or after an epoch, it describes the
-        start of the next epoch. `trainer/resume/state.py` lists the keys.
+        Each call returns a new dict. The dict can be stored as JSON, unless it contains a sampler's own state that
+        cannot. During an epoch, even after `break`, the dict describes the next batch of that epoch. Before or after an
+        epoch, it describes the start of the next epoch. `trainer/resume/state.py` lists the keys.
         """
         epoch = self._epoch
         if epoch is not None and self._resume is None:
@@ -389,9 +394,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Makes the next `iter()` resume where `state_dict()` was called, on this loader or an equivalent one.
 
-        An empty dict loads nothing and prints a note; {"batches": n} skips n batches of the next epoch. Raises
-        InputError, a ValueError that names the difference, if the state belongs to another loader. Samples are compared
-        only at `iter()`.
+        An empty dict loads nothing and prints a note; {"batches": n} skips n batches of the next epoch. If the state
+        belongs to another loader, raises InputError (a ValueError), which names the difference. Samples are compared
+        only in `iter()`.
         """
         from dataloaderjob.trainer.resume import sampling
         from dataloaderjob.trainer.resume import state as states
@@ -428,8 +433,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._epoch
 
     def probes(self) -> list[str | None] | None:
-        """Returns digests of three samples that identify the dataset in a state. The first call that can make the
-        samples does so.
+        """Returns digests of three samples, which identify the dataset in a state. The samples are made in the first
+        call in which that is possible.
 
         Returns None if the dataset has an id or is an IterableDataset, or if the service is not available.
         """

@@ -1,8 +1,8 @@
 """A sitecustomize module. Python imports a copy of it at startup, in the script that `dataloaderjob advise` runs and in
-the script's processes.
+the processes that the script starts.
 
-The copy installs the hook once torch's loader is imported, and runs the sitecustomize module that it precedes. The
-copy's folder is in the results folder.
+The copy installs the hook once torch's loader is imported, and runs the sitecustomize module that Python would
+otherwise have imported. The folder that contains the copy is in the results folder.
 """
 
 import importlib.machinery
@@ -14,7 +14,7 @@ _TARGET = "torch.utils.data.dataloader"
 
 
 class _Finder:
-    """A finder that installs the hook after _TARGET is imported, whichever finder locates _TARGET."""
+    """A finder that installs the hook as soon as _TARGET is imported, no matter which finder locates _TARGET."""
 
     @staticmethod
     def find_spec(name, path=None, target=None):  # type: ignore[no-untyped-def]  # noqa: ARG004

@@ -1,6 +1,6 @@
 """The device interface that a transfer needs, and its implementation with torch.
 
-Tests use a simulated device instead of torch's: the CUDA calls here have not been run. `make test-gpu` would show
+The tests use a simulated device instead, so the CUDA calls in this module have not been run. `make test-gpu` would show
 whether they work.
 """
 
@@ -24,24 +24,26 @@ PORTABLE = 1
 
 
 class Device(Protocol):
-    """A device with a stream for copies. The trainer calls `follow`, `wait` and `keep`; one thread calls everything
-    else."""
+    """A device with a stream for copies. The trainer calls `follow`, `wait` and `keep`; a single thread calls the other
+    methods."""
 
     def follow(self) -> None:
         """Makes the stream wait for all work queued on the trainer's stream so far."""
 
     def begin(self) -> None:
-        """Makes this the thread's current device."""
+        """Makes this device the calling thread's current device."""
 
     def register(self, address: int, nbytes: int, mapping: Mapping) -> bool:
-        """Registers a region's memory with the driver until it is unmapped, so that it can be copied directly. Returns
-        True if the driver accepts it; a driver that refuses one region accepts no other."""
+        """Registers a region's memory with the driver, so that the device can copy from it directly. The memory stays
+        registered until the region is unmapped. Returns True if the driver accepts the region. A driver that refuses
+        one region is assumed to refuse all others."""
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context whose work runs on the stream."""
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Starts a copy. The source must be kept until an event that is recorded on the stream later has completed."""
+        """Starts a copy. The caller must keep the source until an event recorded on the stream after the copy has
+        completed."""
 
     def record(self) -> Any:
         """Records an event on the stream after all work queued so far, and returns it."""
@@ -63,8 +65,8 @@ class Device(Protocol):
 
 
 class Accelerator:
-    """A device behind torch's interface for accelerators of any kind. Memory is registered only with CUDA's driver.
-    Other accelerators copy through torch's pinned memory."""
+    """A device that is used through torch's interface for accelerators of any kind. Memory is registered only with
+    CUDA's driver. For other accelerators, copies go through torch's pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -140,8 +142,8 @@ class Accelerator:
 
 
 def _clear_error(device: torch.device) -> None:
-    """Clears the error of a failed driver call: otherwise torch would report it as a failure of this thread's next
-    kernel."""
+    """Clears the error of a failed driver call. Without this, torch would report the error as a failure of this
+    thread's next kernel."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)
 
@@ -152,7 +154,8 @@ def _unregister(
     is_at_exit: Callable[[], bool] = sys.is_finalizing,
     getpid: Callable[[], int] = os.getpid,
 ) -> None:
-    if not is_at_exit() and getpid() == pid:  # a forked child has no CUDA; at exit, the driver does it
+    # A forked child has no CUDA, and at exit, the driver unregisters the memory.
+    if not is_at_exit() and getpid() == pid:
         _cuda().cudaHostUnregister(address)
 
 
@@ -161,10 +164,11 @@ def _cuda() -> Any:
 
 
 def device_of(named: Any, known: dict[torch.device, Device]) -> Device | None:
-    """Returns the device of a loader's `device=`, or None for "cpu". Raises InputError if the device does not exist.
+    """Returns the device that a loader's `device=` argument names, or None for "cpu". Raises InputError if the device
+    does not exist.
 
-    `known` holds the loader's devices; a new device is added to it. A separate stream for each epoch would need
-    separate memory for each epoch: torch reuses free memory only within the same stream.
+    `known` holds the loader's devices; a new device is added to it. Devices are reused because torch reuses free memory
+    only within the same stream: a new stream for each epoch would need new memory.
     """
     try:
         device = torch.device(named)
@@ -183,7 +187,7 @@ def device_of(named: Any, known: dict[torch.device, Device]) -> Device | None:
         )
     if device.index is not None and device.index >= (count := torch.accelerator.device_count()):
         raise InputError(f"device={named!r} does not exist: torch sees {count}, numbered from 0")
-    device = torch.empty(0, device=device).device  # now with its index
+    device = torch.empty(0, device=device).device  # the same device, now with its index
     if device not in known:
         known[device] = Accelerator(device)
     return known[device]

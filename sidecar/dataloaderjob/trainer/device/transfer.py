@@ -1,8 +1,8 @@
 """The transfer of batches from the pool to their destination.
 
-A thread sends, and the trainer accepts. The source of a copy is held until the copy's event has completed: a device
-reads memory long after the call that requested the copy, and the pool reuses a batch's place as soon as nothing holds
-it.
+One thread sends batches, and the trainer's thread accepts them. The source of a copy is held until the copy's event has
+completed, because a device reads memory long after the call that requested the copy. The pool reuses a batch's memory
+as soon as nothing holds the batch.
 """
 
 from __future__ import annotations
@@ -24,13 +24,14 @@ from dataloaderjob.trainer.device.trees import mapped, with_class_of, with_tenso
 from dataloaderjob.trainer.session.pool import Bytes, Region
 
 AHEAD = 2
-"""Number of batches that are sent, or are being sent, before the trainer asks for them."""
+"""Default number of batches that are on the device, or on their way to it, before the trainer asks for them."""
 LOOK_S = 0.002
-"""Interval between checks of unfinished copies while no batch is requested."""
+"""Interval in seconds between checks of unfinished copies while no batch is requested."""
 DeviceStage = Callable[[Any, torch.Generator], Any]
-"""The user's function of (batch, generator). It runs in the trainer's process, and returns the batch."""
+"""The user's function, fn(batch, generator). It runs in the trainer's process, and returns a batch."""
 Claim = Callable[[], list[Region]]
-"""A function that returns the regions that a device may read directly. It returns each region once."""
+"""A function that returns the pool's regions that a device may read directly. No region is returned by more than one
+call."""
 Which = Callable[[], str]
 """A function that describes a batch, such as "batch 3, indices [6, 7]"."""
 Took = Callable[[int], None]
@@ -46,10 +47,10 @@ class Transfer(Protocol):
     thread calls `accept` and `follow`."""
 
     def begin(self) -> None:
-        """Prepares the thread."""
+        """Prepares the calling thread."""
 
     def follow(self) -> None:
-        """Makes everything sent from now on wait for all work queued on the trainer's stream so far."""
+        """Makes all later sends wait for the work that is queued on the trainer's stream now."""
 
     def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Any:
         """Begins to send a batch, and returns the value to pass to `accept`. `which` describes the batch in messages;
@@ -67,7 +68,7 @@ class Transfer(Protocol):
 
 
 class _AtOnce:
-    """A transfer whose batches have arrived by the time `send` returns."""
+    """A transfer that is synchronous: a batch has arrived when `send` returns."""
 
     def begin(self) -> None:
         pass
@@ -86,7 +87,7 @@ class _AtOnce:
 
 
 class Pinning(_AtOnce):
-    """The transfer for `pin_memory=True`: batches are copied into memory that a device can read directly."""
+    """The transfer for `pin_memory=True`: it copies batches into memory that a device can read directly."""
 
     def __init__(self, device: str | None) -> None:
         self._device, self._index = device, torch.accelerator.current_device_index()
@@ -99,7 +100,7 @@ class Pinning(_AtOnce):
 
 
 class WaySource(Protocol):
-    """A loader that knows where its batches go."""
+    """A loader that knows the destination of its batches."""
 
     @property
     def has_device_stage(self) -> bool: ...
@@ -108,19 +109,19 @@ class WaySource(Protocol):
 
 
 class StageRunner:
-    """The user's device_stage, with a new generator for each batch."""
+    """The user's device_stage, called with a new generator for each batch."""
 
     def __init__(
         self, function: DeviceStage, seed: int, took: Took = ignore, turn: threading.Lock | None = None
     ) -> None:
-        """`seed` is the epoch's. `took` receives the duration of each call. `turn` is held during calls, because the
-        thread of an abandoned iterator may be in its last call."""
+        """`seed` is the epoch's seed. `took` receives the duration of each call. `turn` is held during each call,
+        because the thread of an abandoned iterator may still be running the stage."""
         self._function, self._seed, self._took = function, seed, took
         self._turn = turn or threading.Lock()
 
     def __call__(self, batch: Any, digest: int, which: Which, device: Device | None) -> Any:
-        """Runs the stage. Its exceptions get a note that names the batch. StopIteration becomes RuntimeError, because
-        StopIteration would end the epoch."""
+        """Runs the stage. Adds a note that names the batch to the stage's exceptions. Converts StopIteration to
+        RuntimeError, because StopIteration would end the epoch."""
         seed = seed_of(self._seed, digest)
         with self._turn:
             began = time.perf_counter_ns()
@@ -141,7 +142,7 @@ class StageRunner:
 
 
 class OnHost(_AtOnce):
-    """The transfer for `device="cpu"`: it runs a stage, and may pin the stage's batches."""
+    """The transfer for `device="cpu"`: it runs a stage, and may pin the batches that the stage returns."""
 
     def __init__(self, stage: StageRunner, pinning: Pinning | None) -> None:
         self._stage, self._pinning = stage, pinning
@@ -157,7 +158,7 @@ class OnHost(_AtOnce):
 
 @dataclass(frozen=True, slots=True)
 class Sent:
-    """A batch whose copies have been started, and the event that completes with them."""
+    """A batch with copies in progress, and the event that completes when they do."""
 
     batch: Any
     tensors: list[torch.Tensor]
@@ -165,15 +166,14 @@ class Sent:
 
 
 class _Copies:
-    """Tensors made from one batch on the device, and their sources."""
+    """The copies of one batch's tensors on the device, and their sources."""
 
     def __init__(self, device: Device) -> None:
         self._device = device
         self.sources: list[torch.Tensor] = []
         self.tensors: list[torch.Tensor] = []
         self._made: dict[int, torch.Tensor] = {}
-        """Copies by the `id` of their source: a tensor that occurs twice in a batch is also a single tensor on the
-        device."""
+        """Copies by the `id` of their source, so that a tensor that occurs twice in a batch is copied only once."""
 
     def of_leaf(self, leaf: Any) -> Any:
         return with_tensors(leaf, self.of)
@@ -184,7 +184,7 @@ class _Copies:
         plain = without_class(tensor)
         self.sources.append(tensor)
         self.tensors.append(made := self._device.copy(plain))
-        self._made[id(tensor)] = made  # before its attributes, which may refer to it
+        self._made[id(tensor)] = made  # before its attributes, which may refer to the tensor
         made = made if plain is tensor else with_class_of(tensor, made, self.of)
         made = made.requires_grad_() if tensor.requires_grad else made
         self._made[id(tensor)] = self._made[id(made)] = made
@@ -192,15 +192,15 @@ class _Copies:
 
 
 class ToDevice:
-    """The transfer for `device=`: it runs the user's stage on its own stream, and copies the result to the device on
-    that stream."""
+    """The transfer for `device=`: on its own stream, it runs the user's stage and copies the result to the device."""
 
     def __init__(self, device: Device, stage: StageRunner | None, claim: Claim = list) -> None:
-        """Must be called in the trainer's thread, because all work queued on the trainer's stream is done first."""
+        """Must be called in the trainer's thread, because the transfer waits for the work that is queued on the
+        trainer's stream."""
         self._device, self._stage, self._claim = device, stage, claim
         self._is_registering = True
         self._held: deque[tuple[Any, Any]] = deque()
-        """Events of copies, and the sources of those copies."""
+        """(event, sources) of each group of copies that may be unfinished."""
         self.follow()
 
     def begin(self) -> None:
@@ -210,8 +210,8 @@ class ToDevice:
         self._device.follow()
 
     def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Sent:
-        """Raises the stage's errors, and the device's errors with a note. The sources of copies are held in addition to
-        the batch, because a stage may return tensors that are not part of the batch."""
+        """Sends a batch. Raises the stage's errors, and the device's errors with a note. The sources of copies are held
+        in addition to the batch, because a stage may return tensors that are not part of the batch."""
         self.let_go()
         device, copies = self._device, _Copies(self._device)
         with device.stream(), torch.no_grad():
@@ -226,7 +226,7 @@ class ToDevice:
         return Sent(sent, copies.tensors, event)
 
     def _register(self) -> None:
-        """Registers new regions of the pool with the driver, until it refuses one."""
+        """Registers new regions of the pool with the driver, until the driver refuses one."""
         if not self._is_registering:
             return
         for region in (regions := self._claim()):
@@ -269,7 +269,8 @@ def _noted(which: Which) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Runs torch with one thread, because sums, and therefore batches, would depend on the number of threads."""
+    """Limits torch to one thread, because sums, and therefore batches, would otherwise depend on the number of
+    threads."""
     threads = torch.get_num_threads()
     if threads == 1:  # setting it would affect all later threads
         yield
@@ -286,7 +287,7 @@ class Way:
     """The destination of a loader's batches."""
 
     device: Device | None = None
-    """None stands for the memory of this process."""
+    """The device; None for this process's memory."""
     stage: DeviceStage | None = None
     ahead: int = AHEAD
     pins: bool = False
@@ -295,8 +296,8 @@ class Way:
     """The loader's lock, held while its stage runs."""
 
     def transfer(self, seed: int, claim: Claim = list, took: Took = ignore) -> Transfer | None:
-        """Returns a new transfer for the batches of one stream, or None if the batches stay where they are. `seed` is
-        the epoch's seed."""
+        """Returns a new transfer for the batches of one stream, or None if the batches stay in the pool. `seed` is the
+        epoch's seed."""
         stage = None if self.stage is None else StageRunner(self.stage, seed, took, self.turn)
         if self.device is not None:
             return ToDevice(self.device, stage, claim)
@@ -305,7 +306,7 @@ class Way:
 
 
 def seed_of(epoch_seed: int, digest: int) -> int:
-    """Returns the seed of a batch's generator. It depends only on the epoch and the batch itself, so timing does not
-    affect it."""
+    """Returns the seed of a batch's generator. The seed depends only on the epoch and the batch's content, not on
+    timing."""
     words = epoch_seed.to_bytes(8, "little") + digest.to_bytes(8, "little")
     return int.from_bytes(blake2b(words, digest_size=8, person=b"devicestage").digest(), "little") >> 1

@@ -1,4 +1,5 @@
-"""Replacement of a batch's leaves, in all containers that torch's `pin_memory` enters, and in dataclasses."""
+"""Replacement of a batch's leaves. All containers that torch's `pin_memory` descends into are covered, and
+dataclasses."""
 
 from __future__ import annotations
 
@@ -17,8 +18,8 @@ from torch.overrides import TorchFunctionMode
 
 
 def mapped(batch: Any, of_leaf: Callable[[Any], Any]) -> Any:
-    """Returns the batch with each leaf replaced. A container that cannot be rebuilt from its items becomes a dict or
-    list, as with torch."""
+    """Returns the batch with each leaf replaced. A container that cannot be rebuilt from its items becomes a dict or a
+    list, as in torch's `pin_memory`."""
     if isinstance(batch, str | bytes | bytearray | range):
         return batch
     if isinstance(batch, Mapping):
@@ -60,7 +61,7 @@ def with_tensors(item: Any, of_tensor: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def without_class(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor without its subclass, if that does not affect computations on it."""
+    """Returns the tensor as a plain torch.Tensor, if dropping its subclass does not affect computations on it."""
     if type(tensor) in _PLAIN or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return tensor
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  its documented name
@@ -70,10 +71,10 @@ def without_class(tensor: torch.Tensor) -> torch.Tensor:
 def with_class_of(
     tensor: torch.Tensor, made: torch.Tensor, of_tensor: Callable[[torch.Tensor], Any]
 ) -> torch.Tensor:
-    """Returns `made` with the tensor's class and attributes, which some classes keep in a copy to a device and others
-    do not. `made` is a new tensor, made from `without_class(tensor)`. Host tensors in attributes stay on the host, but
-    are copied out of the pool. `of_tensor` is applied to tensors that are on a device."""
-    # A view made without gradients could not be changed by tensors with gradients.
+    """Returns `made` with the tensor's class and attributes. Only some classes keep these when a tensor is copied to a
+    device. `made` is a new tensor, copied from `without_class(tensor)`. Host tensors in attributes stay on the host,
+    but are copied out of the pool. Device tensors in attributes are replaced by the results of `of_tensor`."""
+    # A view created without gradients could not be modified in place by tensors with gradients.
     with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():  # noqa: SLF001  its documented name
         found = made.as_subclass(type(tensor))
     found.__dict__.update(tensor.__dict__)
@@ -88,8 +89,9 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _with_attributes(made: Any, of_leaf: Callable[[Any], Any], known: Sequence[str] = ()) -> Any:
-    """Replaces the attributes of a copied container or tensor that are, or contain, arrays or tensors. Leaves `known`
-    and all other attributes unchanged. Host tensors that no device accepts stay on the host. Returns `made`."""
+    """Replaces those attributes of a copied container or tensor that are, or contain, arrays or tensors. Leaves the
+    attributes in `known` and all others unchanged. Host tensors that no device accepts stay on the host. Returns
+    `made`."""
     own = getattr(made, "__dict__", {})
     found = {name: _data(value, of_leaf) for name, value in own.items() if name not in known}
     own.update({name: new for name, new in found.items() if new is not own[name]})
@@ -97,7 +99,7 @@ def _with_attributes(made: Any, of_leaf: Callable[[Any], Any], known: Sequence[s
 
 
 def _data(value: Any, of_leaf: Callable[[Any], Any]) -> Any:
-    """Returns the replaced value, or the same object if nothing in it is data."""
+    """Returns the value with its data replaced, or the same object if it contains no array or tensor."""
     if isinstance(value, torch.Tensor):
         is_dense = value.layout is torch.strided and not value.is_quantized
         return of_leaf(value) if is_dense or value.device.type != "cpu" else _apart(value)
@@ -105,21 +107,21 @@ def _data(value: Any, of_leaf: Callable[[Any], Any]) -> Any:
         return mapped(value, of_leaf)
     try:
         return of_leaf(value) if _holds_data(value) else value
-    except (TypeError, RecursionError):  # it cannot be copied, so it was not sent, and is not in the pool
+    except (TypeError, RecursionError):  # a value that cannot be copied was not sent, and is not in the pool
         return value
 
 
 def _apart(tensor: torch.Tensor) -> torch.Tensor:
     try:
         return copy.deepcopy(tensor)
-    except RuntimeError:  # one in a graph, or of a class whose attributes torch cannot copy
+    except RuntimeError:  # a tensor in a graph, or with attributes that torch cannot copy
         return tensor.clone()
 
 
 def _holds_data(value: Any) -> bool:
-    """Returns True if a tensor or an array is among the objects that `value` refers to."""
+    """Returns True if `value` is, or refers to, a tensor or an array, directly or indirectly."""
     seen: dict[int, Any] = {}
-    """Objects by `id`, kept so that no other object gets the same `id`."""
+    """Objects already visited, by `id`. They are kept alive so that no other object gets the same `id`."""
     left = [value]
     while left:
         item = left.pop()
@@ -137,7 +139,7 @@ _ATOMS = frozenset({NoneType, bool, int, float, complex, str, bytes, bytearray, 
 
 def _parts(item: Any) -> list[Any]:
     """Returns the contents of an object: its attributes and, if it is a built-in container, its items. Other containers
-    are built from these."""
+    are composed of these."""
     own = getattr(item, "__dict__", None)
     parts = list(own.values()) if type(own) is dict else []
     for kind in type(item).__mro__:
@@ -154,12 +156,12 @@ def _parts(item: Any) -> list[Any]:
 def _in_slot(slot: MemberDescriptorType, item: Any) -> Any:
     try:
         return slot.__get__(item)
-    except AttributeError:  # it was not set
+    except AttributeError:  # the slot was not set
         return None
 
 
 class _Copying(TorchFunctionMode):
-    """A torch mode in which a function makes the deep copies of tensors."""
+    """A torch mode in which the results of a function replace the deep copies of tensors."""
 
     def __init__(self, of_tensor: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()
@@ -179,7 +181,7 @@ def _mapping(batch: Mapping[Any, Any], items: dict[Any, Any], of_leaf: Callable[
     try:
         if not isinstance(batch, MutableMapping):
             return type(batch)(items)  # type: ignore[call-arg]
-        made = copy.copy(batch)  # it may have attributes of its own
+        made = copy.copy(batch)  # the container may have attributes of its own
         for key, item in items.items():  # a Counter's update() adds
             made[key] = item
     except TypeError:
@@ -202,7 +204,7 @@ def _sequence(batch: Sequence[Any], items: list[Any], of_leaf: Callable[[Any], A
 
 
 def _stores(made: Any, items: dict[Any, Any] | list[Any]) -> list[str]:
-    """Returns the attributes that themselves hold the items of the container, such as the `data` of a UserDict."""
+    """Returns the names of attributes that hold the container's items, such as `data` of a UserDict."""
     return [name for name, value in getattr(made, "__dict__", {}).items() if _has_same(value, items)]
 
 

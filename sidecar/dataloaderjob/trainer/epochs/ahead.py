@@ -1,5 +1,5 @@
-"""Batches that a thread takes ahead of the trainer. The thread takes all batches of its stream and sends each to its
-destination, pinned memory or a device. The sampler stays in the trainer's thread."""
+"""A thread that takes batches ahead of the trainer. The thread takes all batches of its stream and sends each one to
+its destination, which is pinned memory or a device. The sampler runs in the trainer's thread."""
 
 from __future__ import annotations
 
@@ -22,13 +22,15 @@ from dataloaderjob.trainer.session.stream import RECENT, StreamLeftError
 from dataloaderjob.trainer.session.taking import NOTHING, Taker, Timed
 
 LAST_S = 30.0
-"""Seconds that threads have to finish when the process exits. A thread may be inside the user's device_stage."""
+"""Seconds that threads have to finish when the process exits, because a thread may be running the user's
+device_stage."""
 
 _live: dict[threading.Thread, tuple[Taker, queue.SimpleQueue[bool]]] = {}
-"""Running threads and the takers that they use, including threads whose iterator is gone."""
+"""Running threads, with their takers and queues of orders. Includes threads of iterators that no longer exist."""
 
 Result = tuple[int, Any, int, BaseException | None]
-"""Number of batches taken so far, the sent batch, its digest, and the error if there is no batch."""
+"""(number of batches taken so far, the batch as returned by `send`, its digest, the error in place of the batch or
+None)."""
 
 
 class AheadTaker(Timed):
@@ -51,10 +53,10 @@ class AheadTaker(Timed):
         self._orders: queue.SimpleQueue[bool] = queue.SimpleQueue()
         self._results: deque[Result] = deque()
         self._arrivals: queue.SimpleQueue[bool] = queue.SimpleQueue()
-        """Wakes the trainer; the deque holds the results."""
+        """Wakes the trainer. The results themselves are in the deque."""
         self.stream.recent = [None] * (RECENT + ahead)
         self.leave = partial(_leave, taker, self._orders)
-        """Makes the thread end soon, together with the stream. Safe in a finalizer."""
+        """A function that ends the stream, and makes the thread end soon. It is safe to call in a finalizer."""
         threads, is_single = torch.get_num_threads(), threading.Event()
         # The thread must not refer to this object, or the iterator would never be garbage-collected.
         thread = threading.Thread(
@@ -71,23 +73,24 @@ class AheadTaker(Timed):
                 del _live[thread]
             raise
         finally:
-            torch.set_num_threads(threads)  # else this thread's count would apply to all later threads
+            torch.set_num_threads(threads)  # otherwise this thread's count would apply to all later threads
 
     def order(self, drawn: int) -> None:
-        """Makes the thread take the batches that are due among the `drawn` batches requested so far."""
+        """Makes the thread take up to `ahead` batches beyond those already taken. `drawn` is the number of batches
+        requested so far."""
         target = min(drawn, self.taken + self._ahead)
         while self._ordered < target:
             self._ordered += 1
             self._orders.put(True)
 
     def take_ready(self) -> Any:
-        """Returns the next batch if it was sent, else `NOTHING`."""
+        """Returns the next batch if the thread has sent it, else `NOTHING`."""
         self._taker.client.check()
         return self._accept() if self._results else NOTHING
 
     def take_later(self) -> Any:
-        """Waits for the next batch."""
-        self.order(self.taken + 1)  # the last order may have brought an error, and no batch
+        """Waits for the next batch and returns it."""
+        self.order(self.taken + 1)  # the last order may have produced an error instead of a batch
         while not self._results:
             try:
                 self._arrivals.get(timeout=self._timeout_s or None)
@@ -99,12 +102,12 @@ class AheadTaker(Timed):
         return self._accept()
 
     def _accept(self) -> Any:
-        """Returns the first result. It is removed only once it counts as taken: a signal handler may raise anywhere,
-        and a lost result must be noticed."""
+        """Returns the batch of the first result, or raises its error. The result is removed only once it counts as
+        taken, because a signal handler may raise at any point, and the loss of a result must be noticed."""
         with contextlib.suppress(queue.Empty):
             self._arrivals.get_nowait()
         taken, sent, digest, error = self._results[0]
-        if error is not None and taken == self.taken:  # it was not taken: the next call tries again
+        if error is not None and taken == self.taken:  # no batch was taken: the next call tries again
             self._ordered -= 1
         self.digest, self.taken = digest, taken
         self._results.popleft()
@@ -113,7 +116,7 @@ class AheadTaker(Timed):
         try:
             raise error
         finally:
-            del error  # its traceback has this frame, and frames that hold the batch
+            del error  # its traceback contains this frame, and frames that hold the batch
 
 
 def _send_all(
@@ -143,11 +146,11 @@ def _send_all(
             batch, error = None, exc
         results.append((taker.taken, batch, taker.digest, error))
         arrivals.put(True)
-        del batch, error, lent  # else the frame holds them until the next batch arrives
-    with contextlib.suppress(Exception):  # the device is lost: the trainer's calls fail, too
+        del batch, error, lent  # otherwise the frame would hold them until the next batch arrives
+    with contextlib.suppress(Exception):  # if the device is lost, the trainer's calls fail, too
         transfer.end()
     taker.leave()
-    with contextlib.suppress(Exception):  # another stream's next call raises it again
+    with contextlib.suppress(Exception):  # the next call of another stream raises the error again
         taker.client.close_collected()
     del results, transfer, which  # everything they hold must be released before the process may end
     _live.pop(threading.current_thread(), None)
@@ -160,7 +163,7 @@ def _leave(taker: Taker, orders: queue.SimpleQueue[bool]) -> None:
 
 
 def _which(taker: Taker) -> str:
-    """Describes the batch that was taken last."""
+    """Returns a description of the batch that was taken last."""
     number = taker.taken - 1
     recent = taker.stream.recent
     ticket = recent[number % len(recent)]
@@ -168,14 +171,13 @@ def _which(taker: Taker) -> str:
         return f"batch {number}"
     packed = ticket if isinstance(ticket, bytes) else frames.pack_ticket_of_ints(*ticket)
     keys = frames.describe_keys(packed)
-    return (
-        keys if keys.startswith("batch ") else f"batch {number}, {keys}"
-    )  # batches of a slot have numbers of their own
+    return keys if keys.startswith("batch ") else f"batch {number}, {keys}"  # a slot numbers its own batches
 
 
 def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
-    """Waits for the next order. In the meantime, releases each sent batch as soon as it has arrived."""
-    with contextlib.suppress(Exception):  # the device is lost: `send` raises it again
+    """Waits for the next order and returns it. In the meantime, releases the source of each sent batch as soon as its
+    copies have completed."""
+    with contextlib.suppress(Exception):  # if the device is lost, `send` raises the error again
         while (look_again_s := transfer.let_go()) is not None:
             with contextlib.suppress(queue.Empty):
                 return orders.get(timeout=look_again_s)
@@ -184,17 +186,18 @@ def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
 
 @atexit.register
 def _end_all() -> None:
-    """Ends the threads. A daemon thread that runs torch's code while the interpreter shuts down may abort the
+    """Ends the threads, because a daemon thread that runs torch's code while the interpreter shuts down may abort the
     process."""
     live = dict(_live)
     for taker, orders in live.values():
         with contextlib.suppress(Exception):
-            taker.client.dead = taker.client.dead or "this process is exiting"  # no longer wait for a sidecar
+            # After this, the threads no longer wait for a sidecar.
+            taker.client.dead = taker.client.dead or "this process is exiting"
             _leave(taker, orders)
     deadline = time.monotonic() + LAST_S
     for thread in live:
-        with contextlib.suppress(RuntimeError):  # it was not started
+        with contextlib.suppress(RuntimeError):  # the thread was not started
             thread.join(max(0.0, deadline - time.monotonic()))
 
 
-os.register_at_fork(after_in_child=_live.clear)  # a child has none of the threads
+os.register_at_fork(after_in_child=_live.clear)  # the threads do not exist in a forked child

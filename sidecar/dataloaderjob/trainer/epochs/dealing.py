@@ -1,14 +1,15 @@
-"""Dealing the batches of all slots to ranks in turn, so that all ranks take the same number of steps. Pure.
+"""Dealing the batches of all slots to ranks in turn, so that all ranks take the same number of steps. This module is
+pure.
 
-Batches are numbered q = 0, 1, 2, ... in the order in which torch's loader with one worker for each slot would return
-them in one process. Rank r of W gets the batches with q mod W = r, and step t is batches tW to tW + W - 1. The slot and
-place of batch q depend on where earlier slots ended. Each rank therefore asks about all batches in order: it requests
-its own batches, and checks whether those of other ranks exist. It returns its batch of a step once it knows that all
-batches of the step exist.
+Batches are numbered q = 0, 1, 2, ... in the order in which torch's loader, with one worker for each slot, would return
+them in a single process. Rank r of W gets the batches with q mod W = r, and step t consists of the W batches from batch
+tW on. The slot and place of batch q depend on where earlier slots ended. Each rank therefore asks about all batches in
+order: it requests its own batches, and asks whether those of other ranks exist. It returns its batch of a step once it
+knows that all batches of the step exist.
 
-A slot is assumed to continue until its end is known. Once a slot has ended, later batches belong to ranks other than
-planned. Answers to earlier tickets then only show which batches exist. Those batches are requested again in the new
-order.
+A slot is assumed to continue until its end is known. Once a slot has ended, later batches belong to different ranks
+than planned. Answers to tickets sent before that only show which batches exist. Those batches are requested again in
+the new order.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from dataloaderjob.trainer.epochs.plans import Plan
 from dataloaderjob.trainer.session.slot_places import DEALT, SlotPlace, packed, shorter
 
 DROP, PAD, ERROR = TAILS
-"""Values of `tail`. They determine what happens to the last batches if there are fewer of them than ranks."""
+"""Values of `tail`, which determine the treatment of the last batches if fewer batches than ranks are left."""
 
 
 class Turn(NamedTuple):
@@ -33,7 +34,7 @@ class Turn(NamedTuple):
     place: SlotPlace
     is_own: bool
     is_asked: bool
-    """True if there is a ticket for it; otherwise it is another rank's batch that is known to exist."""
+    """True if a ticket asks about this batch. False for another rank's batch that is already known to exist."""
 
 
 class Mark(NamedTuple):
@@ -44,7 +45,7 @@ class Mark(NamedTuple):
 
 
 class Deal(Plan[Mark]):
-    """One rank's share of an epoch."""
+    """The plan that deals one rank its share of an epoch's batches."""
 
     keeps_pace = True
 
@@ -60,19 +61,19 @@ class Deal(Plan[Mark]):
         snapshots: Mapping[int, tuple[int, bytes]] | None = None,
         ends: Mapping[int, int] | None = None,
     ) -> None:
-        """`first` holds the number of each slot's batches that were dealt earlier, in whole steps. `given` holds the
-        number and digest of the last batch returned from each slot. `snapshots` holds points at which slots may begin,
-        and `ends` holds the known lengths of slots."""
+        """`first` holds, for each slot, how many of its batches were dealt earlier, in whole steps. `given` holds the
+        number and digest of the last batch returned from each slot. `snapshots` holds points from which slots may
+        start, and `ends` holds the known lengths of slots, in batches."""
         super().__init__(slots, snapshots)
         self.ranks, self._rank, self._tail = ranks, rank, tail
         self._first = list(first) or [0] * slots
         self.taken = self._first[:]
-        """Number of each slot's batches in the steps before this one."""
+        """The number of each slot's batches that belong to steps before this one."""
         self.ends = dict(ends or {})
         self._there = self.taken[:]
-        """Least number of batches that each slot is known to have."""
+        """The minimum number of batches that each slot is known to have."""
         self._resolved = self.taken[:]
-        """Number of each slot's batches whose place in the order is known."""
+        """The number of each slot's batches that have a known place in the order."""
         self.in_step: list[SlotPlace] = []
         """Batches of this step that are known to exist, in order."""
         self.is_padded = False
@@ -89,7 +90,7 @@ class Deal(Plan[Mark]):
         """Slots from which batches were requested."""
         self._given = [(given or {}).get(slot) for slot in range(slots)]
         self._position = Mark(self.taken[:], self._given[:])
-        """Position for states. It lags behind if steps are passed on before their batches are returned."""
+        """The position that states contain. It lags behind if steps are passed on before their batches are returned."""
 
     # Asking
 
@@ -159,7 +160,7 @@ class Deal(Plan[Mark]):
             self._pass_known()
 
     def is_lost(self, place: SlotPlace, error: Exception) -> bool:  # noqa: ARG002  the same for all places
-        return isinstance(error, DataLoaderJobError)  # it is unknown which batches of the slot exist
+        return isinstance(error, DataLoaderJobError)  # it is then unknown which batches of the slot exist
 
     def _drop_stale(self) -> None:
         self._stale -= 1
@@ -190,7 +191,7 @@ class Deal(Plan[Mark]):
 
     @property
     def is_over(self) -> bool:
-        """True if all batches are known, and this step is not whole."""
+        """True if the answers about all batches have arrived, and this step is incomplete."""
         return (
             not self._stale
             and not self._plan
@@ -217,7 +218,7 @@ class Deal(Plan[Mark]):
         return self.is_padded
 
     def took(self, place: SlotPlace, digest: int | None) -> Mark:
-        """Begins the next step."""
+        """Begins the next step. Returns the position after this one."""
         self._given[place.slot] = None if digest is None else (place.number, digest)
         self.is_padded = False
         done, self.in_step = self.in_step[: self.ranks], self.in_step[self.ranks :]
@@ -241,8 +242,8 @@ class Deal(Plan[Mark]):
         return made <= self._next[slot] + self.ranks
 
     def beginning(self, slot: int, number: int) -> tuple[int, bytes] | None:
-        """Returns the point at which the slot may begin. No rank needs earlier batches, although other ranks may be
-        several steps behind this one."""
+        """Returns the point from which the slot may start. No rank needs batches before that point, even if other ranks
+        are several steps behind this one."""
         return super().beginning(slot, min(number, self.passed(slot)))
 
     def pack(self, rank: int = DEALT) -> dict[str, Any]:  # noqa: ARG002  the same for all ranks

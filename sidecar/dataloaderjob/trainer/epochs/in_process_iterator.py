@@ -1,4 +1,5 @@
-"""The iterator of a DataLoader whose batches are made in this process. It draws keys on demand, as torch's does."""
+"""The iterator of a DataLoader whose batches are made in this process. It draws keys on demand, as torch's iterator
+does."""
 
 from __future__ import annotations
 
@@ -92,7 +93,7 @@ class InProcessIterator(SeededIterator):
             identity = identity_of(number, ticket)
             digest, name = batch_digests(batch, identity, allow_pickle=self._pickle_allowed)
             if self._transfer is not None:
-                self._transfer.follow()  # the batch may have been made on the trainer's stream
+                self._transfer.follow()  # work for the batch may be queued on the trainer's stream
                 sent = self._transfer.send(batch, name, lambda: described(number, keys))
                 batch = self._transfer.accept(sent)
         except Exception as exc:
@@ -105,7 +106,7 @@ class InProcessIterator(SeededIterator):
         position, rolling = self._position + len(keys), fold(self._consumption.rolling, digest)
         if self._recording is not None:
             self._recording.give(self._drawn, digest, rolling, kind)
-        # No call from here on, so that no signal handler runs before the batch is given.
+        # There must be no call below this line, so that no signal handler runs before the batch is returned.
         self._consumption.rolling, self._position, self._keys_of_last = rolling, position, keys
         self._drawn += 1
         self._num_yielded += kind is RowKind.BATCH

@@ -1,4 +1,5 @@
-"""The choice of an iterator for a loader whose batches feeders make. Rarely used iterators are imported on demand."""
+"""The choice of an iterator for a loader that gets its batches from feeders. Rarely used iterators are imported on
+demand."""
 
 from __future__ import annotations
 

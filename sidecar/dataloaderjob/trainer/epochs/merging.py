@@ -1,5 +1,5 @@
 """Merging of batches that `default_collate` made from parts of the samples. The result is the batch that
-`default_collate` would have made from all samples. Pure."""
+`default_collate` would have made from all samples. This module is pure."""
 
 from __future__ import annotations
 
@@ -16,11 +16,12 @@ class NotMergedError(Exception):
     def __init__(self, why: str, *, is_final: bool = False) -> None:
         super().__init__(why)
         self.is_final = is_final
-        """True if no batch of such samples can be merged; if False, the next batch may be mergeable."""
+        """True if no batch of such samples can be merged. False if later batches may be mergeable."""
 
 
 def merged(parts: Sequence[Any], counts: Sequence[int]) -> Any:
-    """Returns the batch of all samples. `counts` holds the number of samples in each part. Raises NotMergedError."""
+    """Returns the batch of all samples. `counts` holds the number of samples in each part. Raises NotMergedError if the
+    parts cannot be merged."""
     kind = type(parts[0])
     if any(type(part) is not kind for part in parts):
         raise NotMergedError("parts of several types")
@@ -35,7 +36,7 @@ def merged(parts: Sequence[Any], counts: Sequence[int]) -> Any:
     if kind not in (list, tuple):
         raise NotMergedError(f"they contain a value of type {kind.__name__}", is_final=True)
     items = list(chain.from_iterable(parts))
-    if any(isinstance(item, str | bytes) for item in items):  # default_collate leaves them as they are
+    if any(isinstance(item, str | bytes) for item in items):  # default_collate leaves these as they are
         are_samples = all(isinstance(item, str | bytes) for item in items)
         if not are_samples or [len(part) for part in parts] != list(counts):
             raise NotMergedError("strings that are not one for each sample")

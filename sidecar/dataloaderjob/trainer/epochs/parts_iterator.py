@@ -1,6 +1,6 @@
 """The iterator for `parts=`: several feeders make parts of each batch, and this process merges them.
 
-Each part has a ticket of its own. `parts_plan` decides how batches are split, and what replaces the answers.
+Each part has its own ticket. `parts_plan` decides how batches are split, and what is returned in place of the answers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataloaderjob.trainer.session.tickets import described, submit
 
 
 class PartsIterator(SampledIterator):
-    """Batches that several feeders build together: each part of a batch may be made by a different feeder."""
+    """The iterator over batches that are built in parts. Each part of a batch may be made by a different feeder."""
 
     __slots__ = ("_hand", "_lent", "_plan", "_transfer")
 
@@ -46,7 +46,7 @@ class PartsIterator(SampledIterator):
         self._transfer = self._new_transfer()
         self._plan, self._hand = PartsPlan(self._plan.most), []
         self._lent: Bytes | None = None
-        """The next batch as bytes of the pool, if it consists of one part."""
+        """The next batch's bytes in the pool, if the batch consists of one part."""
         return taker.stream
 
     def _ask_for(self, stream: Stream, keys: Any) -> None:
@@ -92,7 +92,7 @@ class PartsIterator(SampledIterator):
             batch = self._moved(batch, digest, asked, number)
         except _FailedError as failed:
             error = failed.cause
-        # Anything raised from here on ends the iterator.
+        # Anything raised below this line ends the iterator.
         plan.passes()
         self._hand = []
         handled = taker.taken
@@ -103,15 +103,15 @@ class PartsIterator(SampledIterator):
             try:
                 raise error
             finally:
-                del error  # its traceback has this frame
+                del error  # its traceback contains this frame
         self._advance(number + 1)
         self._count(number, digest)
-        # No call from here on, so that no signal handler runs before the batch is given.
+        # There must be no call below this line, so that no signal handler runs before the batch is returned.
         plan.last, plan.handled = asked, handled
         return batch
 
     def _whole(self, taker: Taker, asked: PartedBatch, number: int) -> tuple[Any, int]:
-        """Returns the batch and its digest. Raises _FailedError with the error that is raised in its place."""
+        """Returns the batch and its digest. Raises _FailedError with the error to raise in place of the batch."""
         verdict = self._plan.judge(self._hand)
         if verdict.note:
             service.say_once(verdict.note)
@@ -129,7 +129,7 @@ class PartsIterator(SampledIterator):
             taker.passed(now_ns() - began)
 
     def _made_whole(self, asked: PartedBatch, number: int) -> tuple[Any, int]:
-        """Returns the batch and its digest, made by one feeder. Raises _FailedError."""
+        """Requests the whole batch from one feeder. Returns the batch and its digest, or raises _FailedError."""
         taker = self._new_taker(number, 1)
         try:
             place = self._epoch_seed, asked.position, number

@@ -1,8 +1,9 @@
-"""Decisions for `parts=`: how batches are split into parts, and what replaces the answers to the parts. Pure.
+"""Decisions for `parts=`: how batches are split into parts, and what is returned in place of the parts. This module is
+pure.
 
-A part contains some of a batch's keys at their place in the epoch, so its samples have the same seeds as in the whole
-batch. If user code fails in a part, or parts cannot be merged, one feeder is asked for the whole batch. Its answer,
-even an error, is the answer that a loader without parts would get.
+A part consists of some of a batch's keys, with their place in the epoch, so its samples have the same seeds as in the
+whole batch. If user code fails in a part, or parts cannot be merged, the whole batch is requested from one feeder. The
+answer, even if it is an error, is the same as without `parts=`.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class PartedBatch(NamedTuple):
     position: int
     """Number of samples in the epoch before this batch."""
     counts: tuple[int, ...]
-    """Number of samples in each of its parts."""
+    """Number of samples in each part of the batch."""
 
     def parts(self) -> list[tuple[int, Sequence[Any]]]:
         """Returns the position and the keys of each part."""
@@ -51,7 +52,7 @@ class VerdictKind(Enum):
 
 
 class PartsVerdict(NamedTuple):
-    """The decision about one batch whose parts have arrived."""
+    """The decision about a batch, once all its parts have arrived."""
 
     kind: VerdictKind
     batch: Any = None
@@ -61,7 +62,8 @@ class PartsVerdict(NamedTuple):
 
 
 class PartsPlan:
-    """The requested batches of one epoch. `most` is the number of parts of each batch, if it has that many samples."""
+    """The requested batches of one epoch. `most` is the maximum number of parts of a batch. A batch with fewer samples
+    than that has one part per sample."""
 
     __slots__ = ("_asked", "handled", "last", "most")
 
@@ -69,12 +71,13 @@ class PartsPlan:
         self.most = most
         self._asked: deque[PartedBatch] = deque()
         self.last: PartedBatch | None = None
-        """The last batch returned."""
+        """The batch that was returned last."""
         self.handled = 0
         """Number of tickets used by the batches returned so far; -1 while a batch is about to be returned."""
 
     def window(self, batches: int) -> int:
-        """Returns the number of batches that may be outstanding: `batches`, if all their parts fit into a stream."""
+        """Returns the number of batches that may be outstanding. This is `batches`, or fewer if their parts would not
+        fit into a stream."""
         return max(1, min(batches, MOST_AHEAD // self.most))
 
     @property
@@ -83,8 +86,8 @@ class PartsPlan:
         return self._asked[0] if self._asked else None
 
     def split(self, keys: Any, position: int) -> PartedBatch:
-        """Splits a batch into parts whose sizes differ by at most one sample. `keys` may be the sampler's own object,
-        which the sampler may refill."""
+        """Splits a batch into parts whose sizes differ by at most one sample. Copies `keys`, because the sampler may
+        reuse that object for its next batch."""
         samples = len(keys)
         parts = max(1, min(self.most, samples))
         keys = keys.clone() if isinstance(keys, torch.Tensor) else copy.copy(keys)
@@ -102,7 +105,7 @@ class PartsPlan:
         their place."""
         error = next((answer for answer in answers if isinstance(answer, Exception)), None)
         if error is not None:
-            # A request for the whole batch would terminate another process, or take as long.
+            # A request for the whole batch could kill another process, or take as long again.
             is_final = len(answers) == 1 or isinstance(error, DataLoaderJobError)
             return (
                 PartsVerdict(VerdictKind.RAISE, error=error) if is_final else PartsVerdict(VerdictKind.REMAKE)
@@ -119,6 +122,7 @@ class PartsPlan:
             return PartsVerdict(VerdictKind.REMAKE, note=note)
 
     def passes(self) -> None:
-        """Removes the next batch, which is about to be returned. The caller sets `last` and `handled` as it returns."""
+        """Removes the next batch, which is about to be returned. The caller sets `last` and `handled` when it returns
+        the batch."""
         self.handled = -1
         self._asked.popleft()

@@ -1,4 +1,5 @@
-"""The recipients of slots' batches: this rank alone, or all ranks in turn (`tail=`, see `dealing`)."""
+"""The kinds of plans for slots' batches: either this rank receives all batches, or they are dealt to all ranks in turn
+(`tail=`, see `dealing`)."""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ _of_loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def _number_of(loader: EpochSource) -> int:
-    """Returns this loader's number among the process's loaders that deal batches. Other loaders may differ from rank to
-    rank, and are not counted."""
+    """Returns this loader's number among the process's loaders that deal batches. Other loaders are not counted,
+    because their number may differ from rank to rank."""
     if loader not in _of_loaders:
         _of_loaders[loader] = next(_numbers)
     return _of_loaders[loader]
@@ -34,15 +35,15 @@ class PlanKind:
     """The settings of a loader's plans."""
 
     tail: str | None = None
-    """None if all batches of the slots are this rank's own."""
+    """The loader's `tail`; None if all batches of the slots belong to this rank."""
     ranks: int = 1
     """Number of ranks that share the batches."""
     rank: int = 0
 
     @staticmethod
     def of(spec: EpochSpec) -> PlanKind:
-        """Returns the settings for a loader. Raises InputError if there are too many ranks, or if this process's rank
-        is unknown."""
+        """Returns the settings for a loader. Raises InputError if the number of ranks is too large, or if this
+        process's rank is unknown."""
         if spec.tail is None:
             return PlanKind()
         kind = PlanKind(spec.tail, slot_places.world(), slot_places.rank())
@@ -56,13 +57,14 @@ class PlanKind:
             return {"env": slot_places.shares(), "facts": slot_places.facts(facts)}
         return {
             "loader": _number_of(loader),
-            "env": {"RANK": "0", "WORLD_SIZE": "1"},  # the dataset gives all of its data
+            "env": {"RANK": "0", "WORLD_SIZE": "1"},  # the dataset then yields all of its data
             "ranks": self.ranks,
             "facts": {**slot_places.facts(facts, are_dealt=True), "batches": [*batches, self.tail]},
         }
 
     def plan(self, slots: int, first: int, saved: Saved) -> Plan[Any]:
-        """Returns the plan of an epoch whose first `first` batches were already returned. Raises InputError."""
+        """Returns the plan of an epoch. Its first `first` batches were already returned. Raises InputError if `saved`
+        does not show how many of these belong to each slot."""
         if self.tail is None:
             return Places(slots, first, saved.snapshots, saved.ends, saved.digests)
         if first and not saved.taken:
@@ -77,7 +79,7 @@ class PlanKind:
         )  # fmt: skip
 
     def stage_rank(self) -> int:
-        """Returns the rank whose random numbers a stage draws. A dealt batch is the same on every rank, as in a single
-        process."""
+        """Returns the rank from which a stage's random numbers derive. If batches are dealt, it is 0 on every rank, so
+        that each batch is the same as in a single process."""
         rank = slot_places.shares().get("RANK", "0") if self.tail is None else "0"
         return int(rank) if rank.isdecimal() else 0

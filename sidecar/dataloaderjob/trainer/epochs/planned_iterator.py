@@ -1,8 +1,9 @@
-"""The iterator of an IterableDataset over the service. A plan decides which batches it requests and returns (`plans`).
+"""The iterator of an IterableDataset over the service. A plan decides which batches the iterator requests and returns
+(see `plans`).
 
-Tickets are numbered in the order of the requests. Some yield no batch, because their slot has ended. A state, a record
-and the digest count the batches that were returned. With `stage=`, feeders make batches from the samples that slots
-have read (`relay`).
+Tickets are numbered in the order of the requests. Some tickets yield no batch, because their slot has ended. States,
+records and the digest count only the batches that were returned. With `stage=`, feeders make batches from the samples
+that slots have read (see `relay`).
 """
 
 from __future__ import annotations
@@ -35,11 +36,12 @@ from dataloaderjob.trainer.session.spec import EpochSpec
 from dataloaderjob.trainer.session.taking import Taker, Unopened, now_ns
 
 _Due = tuple[bytes, Any, Any, int | None, Exception | None]
-"""Arguments of `_give`: the slot's ticket, the position of a state after it, the batch, its digest, an error."""
+"""Arguments of `_give`: the slot's ticket, the position after the batch (for states), the batch, its digest, and the
+error in its place."""
 
 
 class PlannedIterator(ServiceIterator):
-    """This rank's batches of an IterableDataset's slots.
+    """The iterator over this rank's batches from an IterableDataset's slots.
 
     `SlotReading` provides the next batch, and the plan decides when it is due. The iterator then returns the batch, or
     hands its samples to the relay.
@@ -55,14 +57,15 @@ class PlannedIterator(ServiceIterator):
     # Shipping
 
     def ship(self, loader: EpochSource, spec: EpochSpec) -> None:
-        """Packs code and data. Raises InputError if that is impossible, or if the sidecar cannot serve slots."""
+        """Packs the user's code and data. Raises InputError if they cannot be packed, or if the sidecar cannot serve
+        slots."""
         self._kind, self._relay = PlanKind.of(spec), None
         self._with_stage = spec.stage is not None
         self._window = min(self._window, MOST_AHEAD // self._kind.ranks) * self._kind.ranks
         self._to_ship: EpochSource | None = None
         self._ship(loader, spec)
         if isinstance(spec.dataset, IterDataPipe):
-            # torch's loader with workers draws twice for the first epoch.
+            # torch's loader with workers draws two seeds for the first epoch.
             _share_dist_seed(spec.generator, self._pg)  # type: ignore[no-untyped-call]
 
     def _ship(self, loader: EpochSource, spec: EpochSpec) -> None:
@@ -80,11 +83,11 @@ class PlannedIterator(ServiceIterator):
         own = self._kind.session(loader, made.facts, [self._size, self._bare, self._drop_last])
         session = {"loader": number, "epoch": epoch, "workers": self._slots, **own}
         self._bundle = replace(made, **session)
-        self._kept = NO_BUNDLE  # a batch of a slot cannot be remade on its own
+        self._kept = NO_BUNDLE  # a slot's batch cannot be remade on its own
 
     def _held_by_classes(self) -> dict[str, int]:
-        """Returns an empty dict: a slot draws random numbers as torch's worker does, and ranks that share slots have
-        equal bundles."""
+        """Returns an empty dict, because a slot draws random numbers as torch's worker does, and the bundles of ranks
+        that share slots must be equal."""
         return {}
 
     def _init_fn(self, spec: EpochSpec) -> Any:
@@ -96,7 +99,8 @@ class PlannedIterator(ServiceIterator):
         return functools.partial(_sharding_worker_init_fn, own, self._world_size, self._rank)
 
     def _tickets_ahead(self) -> int:
-        """Returns how many tickets ahead the sending thread may run. All tickets of a relay belong to this rank."""
+        """Returns how many tickets ahead the sending thread may run. All tickets of a relay's stream belong to this
+        rank."""
         return super()._tickets_ahead() * (1 if self._with_stage else self._kind.ranks)
 
     # Beginning and ending
@@ -125,7 +129,7 @@ class PlannedIterator(ServiceIterator):
         self._taken = 0
         self._is_giving = self._all_read = False
         self._error = ""
-        """The error that ends the epoch after the batches that were read."""
+        """The error that ends the epoch once all batches read so far were returned."""
         self._most = self._most_batches()
         self._draw()
         self._epoch.settle()
@@ -133,10 +137,11 @@ class PlannedIterator(ServiceIterator):
         self._client.flush(self._stream)
 
     def _open_reader(self, batches: SlotBatches) -> Taker | AheadTaker:
-        """Opens the stream of the batches that next() returns and, with a stage, another for the slots' answers."""
+        """Opens the stream of the batches that next() returns and, with a stage, another stream for the slots' answers.
+        Returns the taker of the slots' answers."""
         bundle = self._bundle
         assert bundle is not None  # noqa: S101  shipped before
-        if self._with_stage:  # the batches made from this rank's share belong to this rank alone
+        if self._with_stage:  # batches made from this rank's samples belong only to this rank
             self._bundle = replace(bundle, ranks=0, facts=slot_places.facts(bundle.facts))
         self._open(0, self._window // (self._kind.ranks if self._with_stage else 1))
         self._bundle = bundle
@@ -156,7 +161,7 @@ class PlannedIterator(ServiceIterator):
 
     def _restart(self, before: Taker | AheadTaker | None) -> None:
         loader, self._to_ship = self._to_ship, None
-        if loader is not None:  # torch's reset has put new seeds into the pipe
+        if loader is not None:  # torch's reset has set new seeds in the pipe
             self._ship(loader, loader.epoch_spec())
         super()._restart(before)
 
@@ -196,10 +201,10 @@ class PlannedIterator(ServiceIterator):
         reading.ask(most)
 
     def _read_on(self, *, waits: bool) -> bool:
-        """Takes one step toward this rank's next batch. Returns False if no answer has arrived."""
+        """Performs one action that brings this rank's next batch closer. Returns False if no answer has arrived."""
         reading, relay = self._reading, self._relay
         if reading.taker.taken >= reading.asked:
-            self._draw()  # first: batches known to exist may complete the step
+            self._draw()  # first of all, because batches known to exist may complete the step
         if reading.is_due:
             if relay is not None:
                 self._hand_on(relay)
@@ -210,7 +215,7 @@ class PlannedIterator(ServiceIterator):
                 self._advance(reading.read)
             return has_come
         if relay is not None and relay.line and not reading.plan.is_over:
-            return False  # no more is read ahead
+            return False  # nothing more is read ahead
         try:
             self._all_read = not reading.plan.pads()
         except InputError as exc:
@@ -222,7 +227,7 @@ class PlannedIterator(ServiceIterator):
     def _hand_on(self, relay: Relay) -> None:
         """Hands this rank's next batch to the relay."""
         reading = self._reading
-        read, reading.read = reading.read, -1  # an error from here on ends the iterator
+        read, reading.read = reading.read, -1  # an error below this line ends the iterator
         relay.hand_on(*reading.took())
         reading.read = read
 
@@ -254,7 +259,7 @@ class PlannedIterator(ServiceIterator):
         relay.order()
 
     def _await_read(self) -> None:
-        """Waits for slots to read, and counts the time as trainer wait time."""
+        """Waits for a slot to read a batch, and counts that time as the trainer's wait time."""
         began = now_ns()
         try:
             self._read_on(waits=True)
@@ -265,13 +270,13 @@ class PlannedIterator(ServiceIterator):
                 self._taker.passed(waited)
 
     def _due(self) -> _Due:
-        """Takes this rank's next batch."""
-        self._is_giving = True  # an error from here on ends the iterator
+        """Takes this rank's next batch. Returns the arguments of `_give`."""
+        self._is_giving = True  # an error below this line ends the iterator
         answer, mark = self._reading.took()
         return answer.packed, mark, answer.batch, answer.digest, answer.error
 
     def _made(self, relay: Relay) -> _Due:
-        """Takes the batch made from the samples that are first in line."""
+        """Takes the batch made from the samples that are first in line. Returns the arguments of `_give`."""
         first, taker = relay.line[0], relay.taker
         batch, error = None, first.error
         if error is not None:
@@ -283,7 +288,7 @@ class PlannedIterator(ServiceIterator):
                 if not relay.has_lost:
                     raise
                 error = exc.with_traceback(None)
-        self._is_giving = True  # an error from here on ends the iterator
+        self._is_giving = True  # an error below this line ends the iterator
         relay.passes()
         return first.packed, first.mark, batch, taker.digest, error
 
@@ -303,7 +308,7 @@ class PlannedIterator(ServiceIterator):
             try:
                 raise error
             finally:
-                del error  # its traceback has this frame
+                del error  # its traceback contains this frame
         if self._most is not None and number >= self._most:
             self._warn_that_long()
         self._count(number, digest)
@@ -316,13 +321,13 @@ class PlannedIterator(ServiceIterator):
         super()._end_epoch()
 
     def _most_batches(self) -> int | None:
-        """Returns the maximum number of batches implied by the dataset's `len()`, if `len()` was called. The last batch
-        of each slot may be short."""
+        """Returns the maximum number of batches that the dataset's `len()` allows, or None if torch has not called
+        `len()`. The last batch of each slot may be short."""
         told: Any = self._IterableDataset_len_called
         return None if told is None else -(-told // self._size) + self._slots - 1
 
     def _warn_that_long(self) -> None:
-        """Warns once that a stream yields more than its `len()`."""
+        """Warns once that the dataset yields more samples than its `len()`."""
         self._most = None
         warnings.warn(
             f"the dataset's len() is {self._IterableDataset_len_called}, but it yields more: each of its {self._slots} "

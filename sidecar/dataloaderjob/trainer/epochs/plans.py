@@ -1,7 +1,8 @@
-"""The order of an IterableDataset's batches: which slot makes the next batch, and which batches a state counts. Pure.
+"""The order of an IterableDataset's batches: which slot makes the next batch, and which batches a state counts. This
+module is pure.
 
-In torch's order, each slot returns one batch in turn, and slots that have ended are skipped. The order depends on the
-lengths of the slots alone, regardless of when their ends become known.
+In torch's order, the slots take turns, each returning one batch, and slots that have ended are skipped. The order
+depends only on the lengths of the slots, regardless of when their ends become known.
 """
 
 from __future__ import annotations
@@ -35,19 +36,20 @@ class Plan(Beginnings, Generic[_Mark]):
     """
 
     ranks = 1
-    """Number of ranks that share the batches."""
+    """Number of ranks to which the batches are dealt."""
     keeps_pace = False
-    """True if other ranks must learn at once which batches this rank requests."""
+    """True if requests must be sent at once, because other ranks depend on them."""
 
     # Asking
 
     def next(self, most: int) -> tuple[SlotPlace, bool] | None:
-        """Returns the place to request now, and whether its batch is wanted. Returns None if there is nothing to
-        request within the next `most` batches, or if answers must arrive first."""
+        """Returns the place to request now, and whether this rank wants its batch. Returns None if nothing is left to
+        request among the next `most` batches, or if answers must arrive first."""
         raise NotImplementedError
 
     def needed(self, slot: int) -> int:
-        """Returns the first batch of a slot that may still be requested, even by an epoch that resumes from a state."""
+        """Returns the number of a slot's first batch that may still be requested, including by an epoch that resumes
+        from a state."""
         raise NotImplementedError
 
     def begins(self, slot: int) -> bool:
@@ -57,13 +59,13 @@ class Plan(Beginnings, Generic[_Mark]):
     # Answers
 
     def there(self, place: SlotPlace, digest: int | None = None) -> bool:
-        """Records that the batch exists, and has arrived if it was wanted; `digest` is None for an error in its place.
-        Returns True if it is this rank's batch and is wanted now."""
+        """Records that the batch exists. If it was wanted, it has also arrived; `digest` is None if an error arrived in
+        its place. Returns True if it is this rank's batch and is to be returned next."""
         raise NotImplementedError
 
     def ended(self, place: SlotPlace, batches: int) -> None:
-        """Records that this batch does not exist: its slot has only `batches` batches. Raises ServiceError if the slot
-        had more before."""
+        """Records that this batch does not exist, because its slot has only `batches` batches. Raises ServiceError if
+        more batches of the slot are already known to exist."""
         raise NotImplementedError
 
     def is_lost(self, place: SlotPlace, error: Exception) -> bool:
@@ -83,21 +85,21 @@ class Plan(Beginnings, Generic[_Mark]):
 
     @property
     def is_over(self) -> bool:
-        """True if nothing is left to request, or to wait for."""
+        """True if nothing is left to request, and no answer is outstanding."""
         raise NotImplementedError
 
     def pads(self) -> bool:
-        """Pads the last step, once nothing is left to request. Returns True if some batches are returned twice, so that
-        all ranks get the same number."""
+        """Pads the last step, if the plan does so. Called once nothing is left to request. Returns True if some batches
+        are returned twice, so that all ranks get the same number."""
         return False
 
     def took(self, place: SlotPlace, digest: int | None) -> _Mark:
-        """Records that this rank's batch or, without a digest, its error is returned next. Returns the position after
-        it."""
+        """Records that this rank's batch (or, if `digest` is None, the error in its place) is returned next. Returns
+        the position after that batch."""
         raise NotImplementedError
 
     def stands(self, mark: _Mark) -> None:
-        """Makes `mark` the position for states."""
+        """Makes `mark` the position that states contain."""
         raise NotImplementedError
 
     def pack(self, rank: int) -> dict[str, Any]:
@@ -106,8 +108,8 @@ class Plan(Beginnings, Generic[_Mark]):
 
 
 def counts_before(batches: int, slots: int, ends: Mapping[int, int]) -> list[int]:
-    """Returns how many of the first `batches` batches of an epoch belong to each slot, as far as the lengths of slots
-    (`ends`) are known."""
+    """Returns how many of the first `batches` batches of an epoch belong to each slot, assuming that a slot without a
+    known length in `ends` does not end."""
     counts = [0] * slots
     left = batches
     while left > 0:
@@ -123,7 +125,8 @@ def counts_before(batches: int, slots: int, ends: Mapping[int, int]) -> list[int
 
 
 class Places(Plan[tuple[SlotPlace, int | None]]):
-    """The batches of one epoch, in order, without those that were consumed earlier."""
+    """The plan for a rank that receives all batches of its slots, in order, without those that were consumed
+    earlier."""
 
     def __init__(
         self,
@@ -133,23 +136,25 @@ class Places(Plan[tuple[SlotPlace, int | None]]):
         ends: Mapping[int, int] | None = None,
         expected: Mapping[SlotPlace, int] | None = None,
     ) -> None:
-        """`first` is the number of batches consumed earlier. The last of them in each slot is requested again: if the
-        slot turns out to be shorter, more of them came from other slots. `snapshots` holds points at which slots may
-        begin, `ends` the known lengths of slots, and `expected` the digests of batches consumed earlier."""
+        """`first` is the number of batches consumed earlier. The last of these in each slot is requested again, because
+        a slot that turns out to be shorter supplied fewer of them, and other slots supplied more. `snapshots` holds
+        points from which slots may start, `ends` the known lengths of slots, and `expected` the digests of batches
+        consumed earlier."""
         super().__init__(slots, snapshots)
         self._first = first
         self._expected = expected or {}
         self.ends: dict[int, int] = {slot: n for slot, n in (ends or {}).items() if slot < slots}
         self._proved = [0] * slots
-        """Least number of batches that each slot is known to have."""
+        """The minimum number of batches that each slot is known to have."""
         self._probes: deque[SlotPlace] = deque()
         self._unanswered = 0
         self._next: list[int] = []
-        """The next batch to request from each slot; empty until it is known where the epoch resumes."""
+        """The number of the next batch to request from each slot; empty until the point at which the epoch resumes is
+        known."""
         self.digests: list[int | None] = [None] * slots
         """The digest of the last batch that was returned from each slot."""
         self._needed = self.taken[:]
-        """The same as `taken`, except that batches received but not yet returned count, too."""
+        """The same as `taken`, except that batches that were received but not yet returned also count."""
         self._settle()
 
     # Asking
@@ -234,12 +239,12 @@ class Places(Plan[tuple[SlotPlace, int | None]]):
     # State
 
     def snapshots(self) -> list[tuple[int, bytes] | None]:
-        """Returns the points at which slots may begin when the epoch is resumed."""
+        """Returns the points from which slots may start when the epoch is resumed."""
         return [self.beginning(slot, given - 1) for slot, given in enumerate(self._given())]
 
     def ends_given(self) -> dict[int, int]:
-        """Returns the lengths of slots whose batches were all returned. The other slots have batches that were read and
-        will be requested again."""
+        """Returns the lengths of the slots that have no batch left to return. The other slots have batches that will be
+        requested again after a resume."""
         given = self._given()
         return {slot: batches for slot, batches in self.ends.items() if batches <= given[slot]}
 

@@ -25,7 +25,7 @@ _DIFFERS = (
 
 @dataclass(frozen=True, slots=True)
 class SlotBatches:
-    """The batches of all slots in one epoch."""
+    """The properties that the batches of all slots share in one epoch."""
 
     seed: int
     size: int
@@ -47,7 +47,7 @@ class SlotReading:
         *,
         is_ahead: bool,
     ) -> None:
-        """If `is_ahead` is true, batches are passed on before next() asks for them."""
+        """`is_ahead` is true if batches are passed to the relay before next() asks for them."""
         self._client, self.taker, self.plan, self._batches = client, taker, plan, batches
         self._is_ahead = is_ahead
         taker.stream.places = plan
@@ -60,7 +60,7 @@ class SlotReading:
 
     @property
     def has_lost(self) -> bool:
-        """True if an answer was taken but not counted, or if a place was counted but not requested."""
+        """True if an answer was taken but not counted, or if the plan has counted a batch that was not requested."""
         return self.taker.taken != self.read
 
     @property
@@ -71,15 +71,14 @@ class SlotReading:
     def ask(self, most: int) -> None:
         """Requests those of the next `most` batches that have not been requested yet."""
         read, self.read = self.read, -1
-        # An error from here on ends the iterator: it would miss batches that were counted but not requested.
+        # An error below this line ends the iterator, which would miss batches that were counted but not requested.
         try:
-            self._client.hear()  # a trainer that never sleeps would read no snapshot
+            self._client.hear()  # otherwise a trainer that never waits would read no snapshots
             while (asked := self.plan.next(most)) is not None:
                 self.submit(*asked)
             if self._is_ahead or self.plan.keeps_pace or self.asked < self.taker.taken + most:
-                self._client.flush(
-                    self.taker.stream
-                )  # else further tickets will follow that can share a message
+                # Otherwise, more tickets will follow, and can be sent in the same message.
+                self._client.flush(self.taker.stream)
             if type(self.taker) is AheadTaker:
                 self.taker.order(self.asked)
         except ServiceError:  # the next call requests the batches that were counted
@@ -88,7 +87,7 @@ class SlotReading:
         self.read = read
 
     def submit(self, place: SlotPlace, is_wanted: bool) -> None:
-        """Requests one batch. Unless it `is_wanted`, asks only whether it exists."""
+        """Requests one batch or, unless `is_wanted`, only asks whether it exists."""
         batches, plan, stream = self._batches, self.plan, self.taker.stream
         ticket = frames.SlotTicket(
             batches.seed, place.number, place.slot, batches.size, batches.bare, batches.drop_last,
@@ -106,7 +105,7 @@ class SlotReading:
             self._client.flush(stream)
 
     def take(self, *, waits: bool) -> bool:
-        """Takes the next answer. Returns False if it has not arrived."""
+        """Takes the next answer. Returns False if no answer has arrived."""
         plan, taker, answer, is_next = self.plan, self.taker, None, False
         number = taker.taken
         place, packed = self._placed[number]
@@ -141,8 +140,8 @@ class SlotReading:
         return self.taker.take_later() if waits else self.taker.take_ready()
 
     def count_calls(self, more: int) -> None:
-        """Corrects the number of next() calls: every batch taken counts as one."""
-        with self._client.lock:  # a thread that pins updates it, too
+        """Corrects the number of next() calls, because every batch that is taken counts as a call."""
+        with self._client.lock:  # the thread that sends batches ahead also updates the number
             self._client.control.words[W_NEXT_CALLS] += more
 
     def took(self) -> tuple[SlotAnswer, Any]:

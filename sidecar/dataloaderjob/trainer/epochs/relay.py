@@ -1,9 +1,9 @@
-"""The relay for `stage=`: it passes samples that slots have read to any feeder, which makes a batch of them.
+"""The relay for `stage=`: it passes samples that slots have read to a feeder, which makes a batch of them.
 
 There are two streams. The reader's stream delivers the samples that the slots have read. Each of its batches is passed
-on unopened, as a ticket of the second stream, whose batches next() returns. Any feeder can therefore replace a batch
-lost in the second stream, and each slot reads a batch only once. A state counts the batches that were returned, and
-slots read ahead of these.
+on unopened, as a ticket of the second stream, whose batches next() returns. If a batch is lost in the second stream,
+any feeder can therefore rebuild it, and no slot needs to read its samples again. A state counts only the batches that
+were returned, although slots read ahead of them.
 """
 
 from __future__ import annotations
@@ -21,21 +21,21 @@ from dataloaderjob.trainer.session.slot_places import SlotPlace
 from dataloaderjob.trainer.session.taking import Taker
 
 MOST_READ_NBYTES = 48 << 20
-"""Maximum size of the samples of one batch, because a ticket is sent as a message of at most 64 MiB."""
+"""Maximum size of the samples of one batch, in bytes, because a ticket is sent in a message of at most 64 MiB."""
 MOST_WAITING_NBYTES = 512 << 20
-"""Maximum number of bytes that wait to be returned, in this process and in its sidecar, before reading pauses."""
+"""Number of bytes waiting to be returned, in this process and in its sidecar, at which reading pauses."""
 
 
 class Read(NamedTuple):
-    """A batch that a slot has read and that waits to be returned."""
+    """A batch that a slot has read and that has not been returned yet."""
 
     packed: bytes
     """The slot's ticket."""
     mark: Any
-    """Position of a state after this batch."""
+    """The position after this batch, for states."""
     nbytes: int = 0
     error: Exception | None = None
-    """Error in place of the batch, which is then not requested from any feeder."""
+    """The error in place of the batch, if any. The batch is then not requested from a feeder."""
 
 
 class Relay:
@@ -44,7 +44,7 @@ class Relay:
     __slots__ = ("_batches", "_client", "_draws", "_handled", "_waiting_nbytes", "line", "taker")
 
     def __init__(self, client: Client, taker: Taker | AheadTaker, batches: SlotBatches, draws: int) -> None:
-        """`batches` has the stage's seed."""
+        """`batches` has the seed for the stage."""
         self._client, self.taker, self._batches, self._draws = client, taker, batches, draws
         self._waiting_nbytes = 0
         self.line: deque[Read] = deque()
@@ -54,7 +54,7 @@ class Relay:
 
     @property
     def has_lost(self) -> bool:
-        """True if a batch that is still in line was taken."""
+        """True if a batch was taken from the stream but is still in line."""
         return self.taker.taken != self._handled
 
     @property
@@ -63,7 +63,8 @@ class Relay:
         return not self.line or self._waiting_nbytes < MOST_WAITING_NBYTES
 
     def hand_on(self, read: SlotAnswer, mark: Any) -> None:
-        """Requests the batch of these samples from any feeder. An error waits in line for its turn."""
+        """Requests a batch of these samples from any feeder. An error in place of the samples is put in line without a
+        request."""
         error = read.error or self._refusal(read.place, len(read.batch))
         if error is not None:
             self.line.append(Read(read.packed, mark, error=error))
@@ -93,7 +94,8 @@ class Relay:
         )
 
     def order(self) -> None:
-        """Sends the waiting tickets, and makes the thread, if there is one, take their batches."""
+        """Sends the waiting tickets. If a thread takes batches ahead of the trainer, has it take the batches of these
+        tickets."""
         self._client.flush(self.taker.stream)
         if type(self.taker) is AheadTaker:
             self.taker.order(self.taker.stream.asked)

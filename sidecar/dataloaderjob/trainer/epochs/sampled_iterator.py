@@ -1,7 +1,7 @@
 """The iterator of a map-style DataLoader over the service.
 
-It runs the user's own sampler a window ahead, as torch's iterator with workers does: `window` index lists at `iter()`,
-then one more at each `next()`. Its `next()` is tuned: little code runs between two batches.
+It runs the user's own sampler one window ahead, as torch's iterator with workers does: it draws `window` index lists in
+`iter()`, then one more in each `next()`. `next()` is optimized so that little code runs between two batches.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _U64 = (1 << 64) - 1
 
 
 class SampledIterator(ServiceIterator):
-    """An iterator that requests a batch, with one ticket, for each list of a sampler's keys."""
+    """An iterator that sends one ticket, and thus requests one batch, for each list of keys that a sampler yields."""
 
     __slots__ = ("_exhausted", "_sampler_error")
 
@@ -39,7 +39,7 @@ class SampledIterator(ServiceIterator):
 
     def start(self, *, again: bool = False) -> None:
         """Requests the first batches of an epoch. With `again`, calls iter() on the sampler a second time, as torch's
-        loader does once it has workers. A sampler may do its work in that call."""
+        loader does once it has workers. Some samplers compute their order in that call."""
         stream = self._open(self._first)
         if again:
             self._sampler_iter = iter(self._index_sampler)
@@ -53,7 +53,8 @@ class SampledIterator(ServiceIterator):
         self._client.flush(stream)
 
     def _begin_late(self, before: Taker | AheadTaker) -> Taker | AheadTaker:
-        """Draws again, because the epoch was set after iter(). Nothing has been returned yet."""
+        """Draws again, because the epoch was set after iter(). No batch has been returned yet. Returns the new stream's
+        taker."""
         self._drawn = self._first
         self._sampler_iter = iter(self._index_sampler)
         self._restart(before)
@@ -74,7 +75,7 @@ class SampledIterator(ServiceIterator):
         return batches, first + samples, frames.ints_of(ticket)
 
     def _draw(self) -> None:
-        """Advances the sampler to one window ahead of the batches taken."""
+        """Advances the sampler until it is one window ahead of the batches taken."""
         target = self._taken + self._window
         stream = self._stream
         assert stream is not None  # noqa: S101  drawn only while a stream is open
@@ -85,13 +86,13 @@ class SampledIterator(ServiceIterator):
                 self._exhausted = True
                 self._client.flush(stream)
                 break
-            except Exception as exc:  # raised at its turn, so that nothing already drawn is lost
+            except Exception as exc:  # raised when its turn comes, so that no batch already drawn is lost
                 self._exhausted, self._sampler_error = True, exc
                 break
             try:
                 keys = given if type(given) is list and not self._bare else as_keys(given, bare=self._bare)
                 self._ask_for(stream, keys)
-            except Exception as exc:  # invalid keys, or keys that cannot be sent: the sampler's error, too
+            except Exception as exc:  # invalid keys, or keys that cannot be sent, count as its error
                 self._exhausted, self._sampler_error = True, exc
                 break
             self._drawn, self._position = self._drawn + 1, self._position + len(keys)
@@ -102,7 +103,7 @@ class SampledIterator(ServiceIterator):
             taker.order(self._drawn)
 
     def _ask_for(self, stream: Stream, keys: Any) -> None:
-        """Requests the next batch."""
+        """Requests the batch of these keys."""
         place = self._epoch_seed, self._position, self._drawn
         submit(stream, *place, keys, bare=self._bare, draws=self._draws)
         if self._recording is not None:
@@ -130,7 +131,7 @@ class SampledIterator(ServiceIterator):
         after = (before * FOLD + taker.digest) & _U64
         if self._recording is not None:
             self._recording.give(number, taker.digest, after)
-        # No call from here on, so that no signal handler runs before the batch is given.
+        # There must be no call below this line, so that no signal handler runs before the batch is returned.
         consumption.rolling, self._num_yielded = after, number + 1
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
         return batch

@@ -1,5 +1,5 @@
-"""The base class of an epoch's iterators: the epoch's seeds, its place in a state, and the end of an iterator that lost
-a batch."""
+"""The base class of all iterators. It handles an epoch's seeds, its part of a state, and the end of an iterator that
+lost a batch."""
 
 from __future__ import annotations
 
@@ -21,14 +21,15 @@ _is_profiling: Any = vars(torch.autograd)["_profiler_enabled"]
 
 
 class SeededIterator(_BaseDataLoaderIter):
-    """Base class of all iterators: the seeds of an epoch, and torch's range in a profiler trace.
+    """Base class of all iterators. It derives an epoch's seeds, and marks each next() in a profiler trace, as torch
+    does.
 
-    Anything that is not an Exception, such as a KeyboardInterrupt, ends an iterator if it occurs within next(), because
-    batches in transit may be lost. An Exception that occurs after a batch was taken, such as a signal handler's, also
-    ends it. `progress` counts the batches that were returned.
+    A KeyboardInterrupt, or anything else that is not an `Exception`, ends an iterator if it is raised within next(),
+    because batches in transit may be lost. An `Exception` that is raised after a batch was taken, such as by a signal
+    handler, also ends the iterator. `progress` counts only the batches that were returned.
 
-    `__slots__`, here and in subclasses, makes next() cheaper: beyond 30 attributes, CPython looks up each attribute in
-    a dict.
+    This class and its subclasses have `__slots__` to make next() cheaper: in an object with more than 30 attributes,
+    CPython looks up each attribute in a dict.
     """
 
     __slots__ = (
@@ -37,7 +38,7 @@ class SeededIterator(_BaseDataLoaderIter):
     )  # fmt: skip
 
     def __init__(self, loader: EpochSource, spec: EpochSpec, epoch: Epoch) -> None:
-        # iter(sampler), then the base seed from loader.generator, in torch's order.
+        # As in torch, iter(sampler) comes first, then the base seed is drawn from loader.generator.
         super().__init__(cast("Any", loader))
         self._consumption: Consumption = spec.consumption
         self._bare = spec.bare
@@ -50,7 +51,7 @@ class SeededIterator(_BaseDataLoaderIter):
         self._draws = epoch.draw_number
         self._drawn, self._position = epoch.first_batches, epoch.first_samples
         self._first = self._num_yielded = self._drawn
-        """Number of batches of the epoch that were returned before this iterator was made."""
+        """Number of batches of the epoch that were returned before this iterator was created."""
         self._over = False
         self._broken = ""
         """The reason why no further batch will arrive."""
@@ -62,7 +63,8 @@ class SeededIterator(_BaseDataLoaderIter):
         return self._consumption.begin()
 
     def _reset(self, loader: EpochSource, first_iter: bool = False) -> None:
-        """Begins a new epoch of the same iterator (`persistent_workers=True`). torch draws no seed here either."""
+        """Begins a new epoch of the same iterator (`persistent_workers=True`). torch draws no seed in this case
+        either."""
         epoch = loader.begin_epoch(again=True)
         super()._reset(loader, first_iter)
         self._begin(epoch, epoch.base_seed)
@@ -75,14 +77,14 @@ class SeededIterator(_BaseDataLoaderIter):
         return batches, samples, self._over, first_keys(keys), sampler
 
     def refresh(self) -> None:
-        """Reads messages that have arrived and that belong in a state."""
+        """Reads messages that have arrived and that affect a state."""
 
     def _returned(self) -> tuple[int, int, Any]:
-        """Returns the number of batches and of samples returned, and the keys of the last batch."""
+        """Returns (number of batches returned, number of samples in them, keys of the last batch)."""
         raise NotImplementedError
 
     def state_dict(self) -> dict[str, Any]:
-        """Returns the loader's state, as of this iterator."""
+        """Returns the loader's state, with the progress of this iterator."""
         return self._epoch.state()
 
     def __del__(self) -> None:
@@ -107,7 +109,7 @@ class SeededIterator(_BaseDataLoaderIter):
                     "the epoch is not over, but a StopIteration was raised within next()"
                 ) from exc
             if isinstance(exc, Exception) and not self._has_lost():
-                if isinstance(exc, errors.InputError):  # the message is complete, the frames are internal
+                if isinstance(exc, errors.InputError):  # the message is complete, and the frames are internal
                     raise exc.with_traceback(None) from exc.__cause__
                 raise
             self._broken = (

@@ -1,4 +1,4 @@
-"""An iterator's use of the service: its bundle, its streams, and the end of an epoch. Subclasses request batches."""
+"""The base class of iterators that use the service. It handles the bundle, the streams, and the end of an epoch."""
 
 from __future__ import annotations
 
@@ -32,17 +32,18 @@ _U64 = (1 << 64) - 1
 
 
 class ServiceIterator(SeededIterator):
-    """Base class of iterators that take batches from the sidecar, in order, as views of the pool."""
+    """Base class of iterators that take batches from the sidecar, in order, as views of the pool. Subclasses request
+    the batches."""
 
     __slots__ = (
         "_bundle", "_client", "_kept", "_pickle_allowed", "_recording", "_stream", "_taken", "_taker", "_window",
         "_words",
     )  # fmt: skip
     _workers: tuple[()] = ()
-    """Empty, for code that inspects torch's workers: this process has none."""
+    """An empty tuple, for code that inspects torch's workers, because this iterator has none."""
 
     _kept: int
-    """The bundle's number in the record."""
+    """The number of the bundle in the recording."""
 
     def __init__(
         self, loader: EpochSource, spec: EpochSpec, epoch: Epoch, client: Client, window: int
@@ -62,16 +63,16 @@ class ServiceIterator(SeededIterator):
         return self._client.dead is not None
 
     def ship(self, loader: EpochSource, spec: EpochSpec) -> None:
-        """Packs the user's code and data for feeders. Raises InputError if that is impossible."""
+        """Packs the user's code and data for feeders. Raises InputError if they cannot be packed."""
         raise NotImplementedError
 
     def start(self, *, again: bool = False) -> None:
-        """Requests the first batches of an epoch. With `again`, the sampler's iter() is called once more, as torch's
-        loader does."""
+        """Requests the first batches of an epoch. With `again`, calls the sampler's iter() once more, as torch's loader
+        does."""
         raise NotImplementedError
 
     def _draw(self) -> None:
-        """Requests batches up to one window ahead of the batches taken."""
+        """Requests batches until the requests are one window ahead of the batches taken."""
         raise NotImplementedError
 
     def _packed(self, spec: EpochSpec) -> tuple[Bundle, BlobStore]:
@@ -91,7 +92,8 @@ class ServiceIterator(SeededIterator):
         return replace(made, held=self._held_by_classes(), facts=facts), store
 
     def _held_by_classes(self) -> dict[str, int]:
-        """Returns the states of generators that are not sent with the dataset."""
+        """Returns the states, by path, of generators that are not sent with the dataset, because a library's class
+        holds them. Each state is a hash below 2**64."""
         return {where: state_of(one) for one, where in self._epoch.holds if where}
 
     def _init_fn(self, spec: EpochSpec) -> Callable[[int], Any] | None:
@@ -104,7 +106,7 @@ class ServiceIterator(SeededIterator):
         taker = self._open_taker(first, window or self._window)
         transfer = self._new_transfer()
         if transfer is not None:
-            taker.set_timeout(0.0)  # the trainer, which waits for the thread, applies it
+            taker.set_timeout(0.0)  # the trainer applies the timeout while it waits for the thread
             self._taker = AheadTaker(taker, transfer, float(self._timeout), self._tickets_ahead())
         return taker.stream
 
@@ -127,7 +129,8 @@ class ServiceIterator(SeededIterator):
         return self._way.ahead
 
     def _new_transfer(self) -> Transfer | None:
-        client = self._client  # a thread holds the transfer, which must not refer to this iterator
+        # A thread holds the transfer, so the transfer must not refer to this iterator.
+        client = self._client
         return self._way.transfer(self._epoch_seed, client.claim, client.count_stage)
 
     def _reset(self, loader: EpochSource, first_iter: bool = False) -> None:
@@ -149,15 +152,16 @@ class ServiceIterator(SeededIterator):
         return grown
 
     def _advance(self, taken: int) -> None:
-        """Advances the sampler, before a batch is returned, as torch's iterator does."""
+        """Advances the sampler before a batch is returned, as torch's iterator does."""
         self._taken = taken
         try:  # noqa: SIM105  contextlib.suppress takes ten times as long
             self._draw()
         except errors.ServiceError:
-            pass  # the next call raises it again, when there is no batch to lose
+            pass  # the next call raises the error again, when no batch can be lost
 
     def _count(self, number: int, digest: int, kind: RowKind = RowKind.BATCH) -> None:
-        """Counts batch `number`, or the error in its place, as returned. The caller calls nothing before it returns."""
+        """Counts batch `number`, or the error in its place, as returned. After this, the caller must return or raise
+        without calling anything else."""
         consumption, words = self._consumption, self._words
         before = consumption.rolling
         after = fold(before, digest)
@@ -167,7 +171,7 @@ class ServiceIterator(SeededIterator):
         words[W_DIGEST] = (words[W_DIGEST] + after - before) & _U64
 
     def _end_epoch(self) -> NoReturn:
-        """Ends the epoch: everything requested was taken, and nothing is left to request."""
+        """Ends the epoch. All requested batches were taken, and none is left to request."""
         if self._recording is not None:
             self._recording.end()
         if not self._persistent_workers:
@@ -191,7 +195,7 @@ class ServiceIterator(SeededIterator):
 
 
 def _say_slow(spec: EpochSpec, elapsed_s: float) -> None:
-    """Prints a note if the packing was slow and the next iterator will have to repeat it."""
+    """Prints a note if packing was slow and the next iterator must pack again."""
     if not spec.persistent_workers:
         say_once(
             f"copying {type(spec.dataset).__name__} for feeders took {elapsed_s:.1f} s, and is done at each "

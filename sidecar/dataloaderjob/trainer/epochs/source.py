@@ -1,4 +1,4 @@
-"""The part of a DataLoader that its iterators may call. They read its arguments from an `EpochSpec`."""
+"""The interface of a DataLoader that its iterators may use. They read the loader's arguments from an `EpochSpec`."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataloaderjob.trainer.session.spec import EpochSpec
 
 
 class EpochSource(WaySource, Protocol):
-    """Our DataLoader, which numbers its epochs and sessions."""
+    """Our DataLoader, as its iterators see it. It numbers its epochs and sessions."""
 
     def epoch_spec(self) -> EpochSpec:
         """Returns the loader's current arguments."""

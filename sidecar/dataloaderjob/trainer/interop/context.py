@@ -1,7 +1,8 @@
-"""`dataloaderjob.context()`: a multiprocessing context for torch's own iterator, or another library's.
+"""`dataloaderjob.context()`: a multiprocessing context for torch's own iterator, or for another library's.
 
-An iterator asks the context for queues, an event and processes. It puts index lists into one kind of queue and gets
-batches from the other. Our context starts no process: `trainer/interop/queues.py` sends the index lists to feeders.
+An iterator requests queues, an event and processes from its context. It puts index lists into one queue per worker, and
+gets batches from another queue. Our context starts no processes. Instead, `trainer/interop/queues.py` sends the index
+lists to feeders.
 """
 
 from __future__ import annotations
@@ -19,26 +20,27 @@ if TYPE_CHECKING:
     from dataloaderjob.trainer.session.client import Client
 
 DEVICE_OPTIONS = ("device", "device_stage", "prefetch_device")
-"""Options of our loader that a torch loader rebuilt from it would not have."""
+"""Options of our loader that are lost if a torch loader is rebuilt from it."""
 
 
 class FeedersContext(contexts.ForkContext):
     """A multiprocessing context for `DataLoader(..., num_workers=n, multiprocessing_context=...)`.
 
     Any torch-like loader that uses the context gets its batches from feeders. The dataset must be map-style. The
-    context can be pickled, and a copy is equivalent.
+    context can be pickled, and the copy works in the same way.
     """
 
     def __init__(self, *, allow_pickle: bool = False, of: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Keeps `of`, the options of the loader that provides this context. torch's loaders do not have them."""
+        """Keeps `of`: the options, by name, that the loader providing this context has and that torch's loaders do not
+        have."""
         self.allow_pickle = allow_pickle
         self.of = of
         self.client: Client | None = None
-        """Kept between epochs. Each epoch has its own queues."""
+        """The client, which is kept between epochs. Each epoch has its own queues."""
 
     @classmethod
     def of_loader(cls, allow_pickle: bool, device_options: tuple[Any, ...] | None) -> FeedersContext:
-        """Returns the context of one of our loaders. `device_options` holds the values of DEVICE_OPTIONS, if known."""
+        """Returns a context for one of our loaders. `device_options` holds the values of DEVICE_OPTIONS, if known."""
         known = device_options is not None and device_options[0] is not None
         of = dict(zip(DEVICE_OPTIONS, device_options or (), strict=True)) if known else {}
         return cls(allow_pickle=allow_pickle, of=of)

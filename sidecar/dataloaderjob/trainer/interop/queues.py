@@ -1,12 +1,12 @@
 """Queues and processes of `dataloaderjob.context()`. torch's iterator puts index lists in, and gets batches from
 feeders.
 
-torch makes one queue for results. For each worker, it makes a queue for index lists, and a process that gets both
-queues. Here, all workers of an iterator are one session, with one bundle and one stream of tickets. The batches arrive
-in order. A sample's seed depends on its position in the epoch, as in our own iterator.
+torch creates one queue for results. For each worker, it creates a queue for index lists, and a process that receives
+both queues. In this module, all workers of an iterator share one session, with one bundle and one stream of tickets.
+The batches arrive in order. A sample's seed depends on its position in the epoch, as in our own iterator.
 
-torchdata's iterator keeps the state that each worker reports, and passes it to a new worker. A session reports the
-progress of the epoch.
+torchdata's iterator keeps the state that each worker reports, and passes that state to a new worker. A session reports
+the progress of the epoch as this state.
 """
 
 from __future__ import annotations
@@ -44,9 +44,10 @@ from dataloaderjob.trainer.session.taking import Taker
 from dataloaderjob.trainer.session.tickets import Placed, as_keys, submit
 
 NO_PID = 1 << 30
-"""The PID of worker 0. No process has this PID: torch watches its workers' PIDs, and must see none of them exit."""
+"""The PID of worker 0. No process has this PID, because torch watches its workers' PIDs and must not see any of them
+exit."""
 AHEAD = 4
-"""Number of batches in the window for each worker. torch's prefetch depth is not known here."""
+"""Number of batches in the window for each worker. A session does not know torch's `prefetch_factor`."""
 LEAST_AHEAD = 16
 _U64 = (1 << 64) - 1
 _sessions = itertools.count(1 << 29)
@@ -54,7 +55,7 @@ _sessions = itertools.count(1 << 29)
 
 
 _ANEW: Any = object()
-"""Marks, among the replies, the start of another epoch of the same workers."""
+"""A marker among the replies for the start of another epoch of the same workers."""
 _NONE: Any = object()
 
 
@@ -66,10 +67,12 @@ class Context(Protocol):
 
 
 class FailedBatch(ExceptionWrapper):
-    """A batch that failed, in the form that torch's iterator expects. Its error is raised with the error's own type."""
+    """The replacement for a batch that failed, in the form that torch's iterator expects. The iterator then raises the
+    original exception."""
 
     def __init__(self, error: BaseException) -> None:
-        self.error: BaseException | None = error.with_traceback(None)  # its frames hold the iterator
+        # The frames of the traceback hold the iterator.
+        self.error: BaseException | None = error.with_traceback(None)
 
     def reraise(self) -> None:
         error, self.error = self.error, None
@@ -81,7 +84,8 @@ class FailedBatch(ExceptionWrapper):
 
 
 class Queue:
-    """A queue for results or for index lists. Starting a worker determines which."""
+    """A queue for results or for index lists. Which of the two is known once a worker that uses the queue is
+    started."""
 
     def __init__(self) -> None:
         self.session: ContextSession | None = None
@@ -96,7 +100,8 @@ class Queue:
                 self.session.order(self.worker, item)
 
     def get(self, block: bool = True, timeout: float | None = None) -> Any:  # noqa: ARG002
-        """Returns the next result. Raises queue.Empty if there was nothing to wait for. Raises ServiceError."""
+        """Returns the next result. Raises queue.Empty if there was nothing to wait for, and ServiceError if the service
+        fails."""
         if self.session is None:
             raise queue.Empty
         return self.session.result(timeout)
@@ -118,8 +123,8 @@ class Worker:
         self.pid: int | None = None
 
     def start(self) -> None:
-        """Joins the session, which the first worker creates. Raises ServiceError, or InputError if something cannot be
-        sent to feeders."""
+        """Joins the session, which the first worker creates. Raises ServiceError if the service fails, and InputError
+        if something cannot be sent to feeders."""
         try:
             given = inspect.signature(self._target).bind(*self._args).arguments
             results, orders, number = given["data_queue"], given["index_queue"], given["worker_id"]
@@ -159,7 +164,7 @@ class _Place:
 
 
 class ContextSession:
-    """The workers of one iterator."""
+    """The session that the workers of one iterator share."""
 
     def __init__(self, given: dict[str, Any], target: Callable[..., Any], context: Context) -> None:
         if given["dataset_kind"] != _DatasetKind.Map:
@@ -186,14 +191,16 @@ class ContextSession:
         self._ended = 0
         self._states = _States(target) if "worker_state" in given else None
         self._draws_from: int | None = self._range(given, held.find(given["dataset"], given["collate_fn"]))
-        """First draw number of generators that the dataset holds; None if it holds none."""
+        """The first draw number for generators that the dataset holds; None if the dataset holds none."""
         self._place = _Place()
         self._resets = 0
-        """Number of times that the workers were asked for another epoch; `_place` is updated when results are taken."""
+        """Number of times that torch requested another epoch from the workers. `_place` is updated only when results
+        are taken."""
         self._taker: Taker | None = None
         self._first = 0
         self._asked: dict[int, tuple[int, int, bool]] = {}
-        """Requested batches: the worker, the samples up to the batch's end, and whether a state is wanted."""
+        """Requested batches, by number: the worker, the number of samples up to the batch's end, and whether a state is
+        wanted."""
         self._broken = ""
         """The reason why no further batch will arrive."""
         self._replies: deque[Any] = deque()
@@ -211,7 +218,7 @@ class ContextSession:
         return first if holds else None
 
     def join(self, state: Any) -> None:
-        """Records that a worker starts. `state` is the state that torchdata kept for the worker."""
+        """Records that a worker starts. `state` is the worker's state that torchdata kept, if any."""
         if self._states is not None:
             place = self._states.begin(state)
             if place is not None and place > self._place:
@@ -220,7 +227,7 @@ class ContextSession:
     # Orders
 
     def order(self, worker: int, item: Any) -> None:
-        """Handles an item that torch puts for a worker."""
+        """Handles an item that torch has put into a worker's queue."""
         if item is None:
             self._ended += 1
             if self._ended >= self._workers:
@@ -268,7 +275,7 @@ class ContextSession:
         self._asked.clear()
         self._taker = Taker(self._client, self._manifest, self._window, self._decoder, 0.0, self._first)
 
-    # Results, for the one thread that takes them
+    # Results, for the single thread that takes them
 
     def interrupt(self, item: Any) -> None:
         """Passes an item, ahead of further batches, to the thread that takes batches and may be waiting for one."""
@@ -284,11 +291,12 @@ class ContextSession:
             self._changed.notify()
 
     def result(self, timeout: float | None) -> Any:
-        """Waits for the next batch and returns (its number, batch), or returns the answer to another order.
+        """Waits for the next batch and returns (number, batch), or returns the answer to an order that is not for a
+        batch.
 
-        `timeout` is the loader's. torch's own interval between checks of its workers counts as no timeout. After
-        anything that is not an Exception, such as a KeyboardInterrupt, later calls raise ServiceError, because the
-        batch may be lost.
+        `timeout` is the loader's timeout. torch's own interval between checks of its workers counts as no timeout. If a
+        KeyboardInterrupt, or anything else that is not an `Exception`, interrupts the call, later calls raise
+        ServiceError, because the batch may be lost.
         """
         if self._broken:
             raise ServiceError(self._broken)
@@ -340,10 +348,10 @@ class ContextSession:
         except StreamLeftError:
             raise
         except Exception as exc:
-            if taker.taken == ticket:  # it was not taken: the service's error, not the batch's
+            if taker.taken == ticket:  # no batch was taken: an error of the service, not of the batch
                 if threading.current_thread() is threading.main_thread():
                     raise
-                taker.taken += 1  # else torch's pinning thread would end silently
+                taker.taken += 1  # otherwise torch's pinning thread would end silently
             return self._packed(ticket, FailedBatch(exc))
 
     def _packed(self, ticket: int, batch: Any) -> tuple[int, Any]:
@@ -375,13 +383,13 @@ class _States:
     """The workers' states in the form that torchdata's iterator expects."""
 
     def __init__(self, target: Callable[..., Any]) -> None:
-        # The names in torchdata's own worker loop; torchdata is not imported here.
+        # These names come from torchdata's own worker loop. This module does not import torchdata.
         self._names = vars(sys.modules[target.__module__])
         self._incremental: dict[int, Any] = {}
         self.draws_from = 0
 
     def range_in(self, state: Any) -> int | None:
-        """Returns the first draw number in a worker's state, if the dataset held generators."""
+        """Returns the first draw number in a worker's state, or None if the dataset held no generators."""
         told = None if state is None else state.get(self._names["_DATASET_STATE"])
         return told.get("draws") if isinstance(told, dict) else None
 
@@ -392,7 +400,7 @@ class _States:
         return {names["_WORKER_ID"]: worker, names["_FETCHER_STATE"]: None, names["_DATASET_STATE"]: told}
 
     def begin(self, state: Any) -> _Place | None:
-        """Returns the place of a restored worker."""
+        """Returns the place at which a restored worker resumes, or None if it begins at the start."""
         if state is None:
             return None
         told = state.get(self._names["_DATASET_STATE"])
@@ -410,5 +418,5 @@ class _States:
         return self._names["_AckStartup"](worker_id=worker, initial_state=state)
 
     def after(self, worker: int, place: _Place) -> Any:
-        """Returns the change that a worker's last batch made to its state."""
+        """Returns the change to a worker's state after the worker's last batch."""
         return self._incremental[worker].generate_delta(self._state(worker, place))

@@ -1,4 +1,4 @@
-"""torch's own iterators with `device=`, for an IterableDataset whose batches no feeder makes."""
+"""torch's own iterators with `device=`, for an IterableDataset that no feeder can serve."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ _U64 = (1 << 64) - 1
 
 
 class _Sending:
-    """A mixin that sends each batch to the loader's device. The seed of the stage's generator comes from the epoch and
-    the batch's number."""
+    """A mixin that sends each batch to the loader's device. The seed of the stage's generator derives from the epoch
+    and the batch's number."""
 
     _is_made_here = False
     """True if batches may be made on the trainer's stream."""
@@ -23,7 +23,7 @@ class _Sending:
 
     def __init__(self, loader: WaySource) -> None:
         super().__init__(loader)  # type: ignore[call-arg]
-        # torch pins what its workers or the dataset return. Only the output of a stage is left to pin.
+        # torch itself pins the batches of its workers or of the dataset, so only a stage's output remains to be pinned.
         pins = self._pin_memory and loader.has_device_stage
         self._way = loader.way(pins=pins, pin_device=self._pin_memory_device)
         self._epochs = 0

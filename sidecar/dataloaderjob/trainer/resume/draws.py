@@ -1,9 +1,9 @@
-"""The count of numbers that were drawn from a Mersenne Twister between two of its states.
+"""Counting the numbers that were drawn from a Mersenne Twister between two of its states.
 
 After a script has loaded a loader's state, it may draw from the process's generators, for example to initialize a
-model, or it may restore them from its own checkpoint. Both change a generator's state, but only draws lead from the old
-state to the new one. torch, Python and numpy use the same generator, MT19937: 624 words that are replaced all at once,
-and a position in them.
+model, or it may restore them from its own checkpoint. Both change a generator's state, but only draws advance the
+generator from the old state to the new one. torch, Python and numpy use the same generator, MT19937. Its state is 624
+words, which are replaced all at once, and a position in them.
 """
 
 from __future__ import annotations
@@ -16,31 +16,32 @@ import numpy.typing as npt
 from dataloaderjob.making.generator_states import WORDS, checked_position
 
 LIMIT = 1 << 26
-"""Maximum number of draws that are searched, which takes 0.3 s. A model with some 60 million parameters draws about
-this many."""
+"""Maximum number of draws to search through, which takes 0.3 s. Initializing a model with some 60 million parameters
+takes about this many draws."""
 _BLOCKS = 1024
 _TORCHS = np.dtype(
     [("seed", "<u8"), ("left", "<i4"), ("seeded", "<i4"), ("next", "<u8"), ("words", "<u8", WORDS)]
 )
-"""The beginning of the result of `torch.Generator.get_state()`, in the layout of torch's own CPU generator."""
+"""The first fields of the result of `torch.Generator.get_state()`, in the layout of torch's CPU generator."""
 Words = npt.NDArray[np.uint32]
 
 
 class Twister(NamedTuple):
-    """A state of the generator."""
+    """A state of an MT19937 generator."""
 
     words: Words
     position: int
-    """Number of words used up; 624 if the next draw replaces them all."""
+    """Number of words already used; 624 if the next draw replaces all of them."""
 
     @classmethod
     def of_torch(cls, data: bytes) -> Twister:
-        """Reads `data`, the content of `torch.Generator.get_state()`."""
+        """Returns the state in `data`, which is the content of `torch.Generator.get_state()`."""
         found = np.frombuffer(data, _TORCHS, count=1)[0]
         return cls(found["words"].astype(np.uint32), checked_position(WORDS + 1 - int(found["left"])))
 
     def into_torchs(self, data: bytes) -> bytes:
-        """Returns `data`, the content of `torch.Generator.get_state()`, with this state in it."""
+        """Returns a copy of `data`, the content of `torch.Generator.get_state()`, in which this state replaces the old
+        one."""
         changed = bytearray(data)
         found = np.frombuffer(changed, _TORCHS, count=1)
         found["words"], found["left"], found["next"] = self.words, WORDS + 1 - self.position, self.position
@@ -48,8 +49,8 @@ class Twister(NamedTuple):
 
 
 def drawn_between(before: Twister, after: Twister, limit: int = LIMIT) -> int | None:
-    """Returns the number of 32-bit draws between `before` and `after`. Returns None if it exceeds `limit`, or if draws
-    do not lead to `after`."""
+    """Returns the number of 32-bit draws between `before` and `after`. Returns None if the number exceeds `limit`, or
+    if draws do not lead to `after`."""
     if np.array_equal(before.words, after.words):
         count = after.position - before.position
         return count if 0 <= count <= limit else None
@@ -67,7 +68,8 @@ def drawn_between(before: Twister, after: Twister, limit: int = LIMIT) -> int | 
 
 
 def stepped_back(before: Twister, after: Twister, count: int) -> Twister | None:
-    """Returns the state `count` draws before `after`, or None if it is not between `before` and `after`."""
+    """Returns the state that is `count` draws before `after`, or None if that state is not between `before` and
+    `after`."""
     drawn = drawn_between(before, after)
     if drawn is None or drawn < count:
         return None
@@ -79,7 +81,7 @@ def stepped_back(before: Twister, after: Twister, count: int) -> Twister | None:
 
 
 def _outputs(words: Words) -> npt.NDArray[np.uint64]:
-    """Returns the numbers that MT19937 draws from a block of words, by tempering them."""
+    """Returns the numbers that MT19937 outputs for a block of words. It computes them by tempering the words."""
     y = words.astype(np.uint64)
     y ^= y >> np.uint64(11)
     y ^= (y << np.uint64(7)) & np.uint64(0x9D2C5680)

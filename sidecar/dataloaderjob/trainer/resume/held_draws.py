@@ -1,6 +1,7 @@
-"""Draw numbers of generators that a dataset holds. They count iterators, so that the draws of two epochs differ.
+"""Draw numbers for the generators that a dataset holds. Each iterator has a different draw number, so that the draws of
+two epochs differ.
 
-Each loader of a dataset has a range of numbers, so a loader that is rebuilt for each epoch gets new draws, too. The
+Each loader of a dataset has a range of numbers, so even a loader that is rebuilt for each epoch gets new draws. The
 range is part of the loader's state. An iterator that uses `dataloaderjob.context()` has a single number.
 """
 
@@ -12,11 +13,12 @@ from typing import Any
 EPOCHS = 1024
 """Size of one loader's range of numbers."""
 OF_ITERATORS = 32 * EPOCHS
-"""First number for single iterators. Draws repeat once one dataset has more than 32 loaders or `OF_ITERATORS` single
-iterators."""
+"""The first draw number for single iterators. Draws repeat once one dataset has more than 32 loaders or `OF_ITERATORS`
+single iterators."""
 _DEPTH = 20
 _counts: dict[tuple[int, bool], tuple[weakref.ref[Any], int]] = {}
-"""Number of loaders, and of single iterators, that each dataset has had, by the dataset's id."""
+"""A weak reference to each dataset, and the number of its loaders or of its single iterators so far. The key is the
+dataset's id, and a bool that tells the two counts apart."""
 
 
 def root_of(dataset: Any) -> Any:
@@ -25,19 +27,19 @@ def root_of(dataset: Any) -> Any:
         try:
             inner = dataset.dataset
             weakref.ref(inner)
-        except Exception:  # missing, or a name, or a list; user code
+        except Exception:  # the attribute may be missing, a name or a list, and reading it may run user code
             break
         dataset = inner
     return dataset
 
 
 def next_range(dataset: Any) -> int:
-    """Begins a range for a loader, and returns its first number."""
+    """Begins a range for a loader, and returns the range's first number."""
     return _next(dataset, is_single=False) % 32 * EPOCHS
 
 
 def next_number(dataset: Any) -> int:
-    """Returns the number of a single iterator."""
+    """Returns a draw number for a single iterator."""
     return OF_ITERATORS + _next(dataset, is_single=True) % OF_ITERATORS
 
 
@@ -65,7 +67,7 @@ def _keep(root: Any, count: int, is_single: bool) -> None:
     key = id(root), is_single
     try:
         _counts[key] = weakref.ref(root, _forgetting(key)), count
-    except TypeError:  # a list: each loader of it begins with the first range
+    except TypeError:  # for a list, each loader begins with the first range
         return
 
 

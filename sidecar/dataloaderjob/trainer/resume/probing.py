@@ -1,5 +1,5 @@
-"""Probes: three samples that identify a dataset in a state. They are made twice, in the same place as the loader's
-batches."""
+"""Probes: three samples that identify a dataset in a state. They are made twice, in the same kind of process as the
+loader's batches."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dataloaderjob.making.staged import unchanged
 from dataloaderjob.trainer.resume.state import length_of
 
 PROBE_S = 2.0
-"""Time limit for a sample that a state needs. The state may be the last thing saved before the process is
-terminated."""
+"""Time limit in seconds for a sample that a state needs. It is short because a script may save the state just before
+the process is terminated."""
 
 
 def digests(loader: torch.utils.data.DataLoader[Any], *, number: int, here: bool) -> list[str | None]:
@@ -53,15 +53,17 @@ def _probe(samples: Iterable[Any], count: int) -> list[str | None]:
 
 
 def _steady(first: Sequence[str | None], second: Sequence[str | None]) -> list[str | None]:
-    """Returns the digests that were the same both times. A sample that differs from itself proves nothing."""
+    """Returns the digests that were the same both times, and None in place of the others: a sample that is not
+    deterministic proves nothing."""
     return [a if a == b else None for a, b in zip(first, second, strict=True)]
 
 
 def compare(saved: Mapping[str, Any], probes: Callable[[], Sequence[str | None] | None]) -> None:
-    """Compares samples with a state's. Raises InputError if any sample that both sides could make differs.
+    """Compares the samples of a loader with those of a state. Raises InputError if a sample differs and was available
+    on both sides.
 
-    `saved` is the state's description of its loader. `probes` returns this loader's digests, if it can make the
-    samples.
+    `saved` is the state's description of its loader. `probes` returns this loader's digests, or None if its samples
+    cannot be made.
     """
     theirs = None if saved.get("dataset_id") else saved.get("probes")
     own = probes() if theirs else None
@@ -76,7 +78,8 @@ def compare(saved: Mapping[str, Any], probes: Callable[[], Sequence[str | None] 
 def _probing(
     loader: torch.utils.data.DataLoader[Any], keys: list[int], number: int, *, here: bool
 ) -> torch.utils.data.DataLoader[Any]:
-    """Returns a loader that yields the samples one at a time, made in the same place as this loader's batches."""
+    """Returns a loader that yields the samples of `keys` one at a time, made in the same kind of process as this
+    loader's batches."""
     made = type(loader).__new__(type(loader))
     vars(made).update(vars(loader))
     vars(made).update(

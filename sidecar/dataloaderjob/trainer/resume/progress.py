@@ -1,12 +1,14 @@
-"""One epoch of a loader, as its state describes it. The description outlives the epoch's iterator.
+"""One epoch of a loader, as the loader's state describes it. The description outlives the epoch's iterator.
 
-An iterator that resumes from a state draws as the original one did. Generators get the states that they had when the
-epoch began, the sampler is iterated again, and batches that were already returned are skipped by their keys alone.
-Afterwards, if only one rank trains, the process's generators get the states that they had when the loader's state was
-made. Generators that were set after the state was loaded are left alone; mere draws do not count. With several ranks,
-all generators are left alone, because the state may be another rank's.
+An iterator that resumes from a state draws as the original one did. Generators are set to the states that they had when
+the epoch began, the sampler is iterated again, and batches that were already returned are skipped: only their keys are
+drawn. Afterwards, if only one rank trains, the process's generators are set to the states that they had when the
+loader's state was made. Generators that the script has set since the state was loaded are left alone; draws alone do
+not count as setting a generator. With several ranks, all generators are left alone, because the state may be another
+rank's.
 
-Some frameworks count epochs from 0 after a restart, and set these numbers on the sampler. The missing epochs are added.
+Some frameworks count epochs from 0 after a restart, and pass these numbers to the sampler's `set_epoch`. The number of
+epochs before the restart is then added.
 """
 
 from __future__ import annotations
@@ -30,9 +32,10 @@ from dataloaderjob.trainer.resume.state import VERSION, LoaderState, Resume
 from dataloaderjob.trainer.session.spec import EpochSpec
 
 Progress = tuple[int, int, bool, list[int] | None, Any]
-"""Batches and samples returned, whether the epoch is over, first keys of the last batch, state of the sampler."""
+"""(batches returned, samples returned, whether the epoch is over, first keys of the last batch, state of the
+sampler)."""
 Probes = Callable[[], Callable[[], list[str | None] | None] | None]
-"""A function that returns the loader's `probes` method, or None if the loader was garbage-collected."""
+"""A weak reference to a loader's `probes` method. It returns None once the loader was garbage-collected."""
 _IN_ORDER = (SequentialSampler, BatchSampler)
 """Samplers that give all ranks the same keys, regardless of their generators."""
 
@@ -83,10 +86,10 @@ class Epoch:
         probes: Probes,
         again: bool,
     ) -> None:
-        """Sets the loader's generators and epoch from `resume`. Raises InputError for the state of another rank.
+        """Sets the loader's generators and epoch from `resume`. Raises InputError if `resume` belongs to another rank.
 
-        `previous` is the loader's last epoch; with `again`, the same iterator made it. `facts` describes the loader in
-        a state. `probes` refers to the loader's method, but does not keep the loader alive.
+        `previous` is the loader's previous epoch. `again` is true if that epoch has the same iterator as this one.
+        `facts` is the loader's description for a state.
         """
         sampler = spec.index_sampler
         self._facts, self._resume, self._sampler = facts, resume, sampler
@@ -105,11 +108,11 @@ class Epoch:
         self._put_back: Mapping[str, str] = {}
         """States of the process's generators at the beginning of the epoch."""
         self._undrawn: dict[str, str] | None = None
-        """States of the generators as iter() left them, until the sampler is drawn from."""
+        """States of the generators after iter(), until the first draw from the sampler."""
         self._drawn: list[list[str]] | None = None
         self._set_since: frozenset[str] = frozenset()
         self._counted: tuple[int, int] | None = None
-        """The epoch that a framework set last, counted from 0 after a restart, and the offset added to it."""
+        """The epoch that a framework set last, counted from 0 after a restart, and the number that is added to it."""
         self.iterations: int = 1 + (previous.iterations if previous is not None else 0)
         self.holds = held.find(spec.dataset, spec.collate_fn)
         """Generators that the dataset and `collate_fn` hold."""
@@ -139,7 +142,8 @@ class Epoch:
 
     @property
     def draw_number(self) -> int:
-        """The draw number in tickets for generators that are held; 0 if there are none."""
+        """The draw number that tickets contain, for generators that the dataset and `collate_fn` hold; 0 if they hold
+        none."""
         number = self.draws_from + max(self.iterations - 1, 0) % held_draws.EPOCHS
         return number & MAX_DRAWS if self.holds else 0
 
@@ -159,10 +163,11 @@ class Epoch:
             self._consumption.restore(digest, goes_on=not resume.is_new_epoch)
 
     def _set_epoch(self, resume: Resume, *, is_first: bool) -> None:
-        """Sets the state's epoch or the next one. A framework may already have set an epoch that it counts from 0.
+        """Sets the sampler's epoch to the state's epoch, or to the next one if the state is between epochs. A framework
+        may already have set an epoch that it counts from 0.
 
-        `is_first` marks the loader's first iter(). If the sampler's epoch is then beyond the state's, it was set before
-        the state was loaded.
+        `is_first` marks the loader's first iter(). If the sampler's epoch is then later than the state's, it was set
+        before the state was loaded.
         """
         epoch, sampler = resume.state.get("epoch"), self._sampler
         found = sampling.epoch_of(sampler)
@@ -176,7 +181,7 @@ class Epoch:
         if resume.is_new_epoch:
             if not resume.state.get("iterations"):
                 epoch = found if is_set else epoch
-            elif is_set:  # else nobody sets epochs
+            elif is_set:  # otherwise, nobody sets epochs
                 epoch = max(epoch + 1, found)
         sampling.set_epoch(sampler, epoch)
         if is_set and epoch != found:
@@ -202,18 +207,18 @@ class Epoch:
             self._put_back = {name: text for name, text in states.items() if name not in stays}
 
     def _put(self, resume: Resume) -> None:
-        """Sets generators to their states at the beginning of the epoch."""
+        """Sets generators to the states that they had at the beginning of the epoch."""
         generators.put_own(self._own, resume.state.get("generators") or {})
         generators.put_shared(self._put_back)
 
     def _samples_before(self, resume: Resume) -> int:
         size, own = (resume.state.get("loader") or {}).get("batch_size"), self._facts.get("batch_size")
         if resume.samples is None:
-            return 0  # `place` counts them
+            return 0  # `place` counts the samples
         return resume.samples * own // size if size and own else resume.samples
 
     def _digest(self) -> list[int] | None:
-        """Returns the rank and its rolling digest, or None if Accelerate makes all ranks write one file."""
+        """Returns the rank and its rolling digest, or None if Accelerate has all ranks write the same file."""
         if not self._single and hasattr(self._sampler, "epoch_seed"):
             return None
         return [self.rank, *self._consumption.state()]
@@ -223,7 +228,8 @@ class Epoch:
 
     @property
     def slots(self) -> Any:
-        """The resumed state's entry for the slots of an IterableDataset (`slot_places.pack`), else None."""
+        """The resumed state's entry for the slots of an IterableDataset (see `slot_places.pack`); None if no epoch is
+        resumed."""
         resume = self._resume
         return None if resume is None or resume.is_new_epoch else resume.state.get("sampler")
 
@@ -232,20 +238,20 @@ class Epoch:
     def seeded(self, drawn: int) -> int:
         """Returns the seed from which samples' seeds are derived. `drawn` is the base seed that torch drew."""
         resume, own = self._resume, getattr(self._sampler, "epoch_seed", None)
-        if own is not None:  # of the epoch, not of the iterator
+        if own is not None:  # a seed of the epoch, not of the iterator
             self.base_seed = own()
             return self.base_seed
         self.base_seed = drawn if resume is None or resume.base_seed is None else resume.base_seed
         return derive_seed(self.base_seed, self.resets) if self.resets else self.base_seed
 
     def place(self, iterator: Any, ahead: int, *, bare: bool) -> Any:
-        """Returns the sampler's iterator from the first batch on. `ahead` is how many batches ahead of those returned
-        it may run."""
+        """Returns an iterator over the sampler that starts at the first batch to return. `ahead` is the maximum number
+        of batches that it draws ahead of those returned."""
         resume, sampler = self._resume, self._sampler
         stateful, saved = sampling.with_state(sampler), None
         if resume is not None:
             if resume.resets:
-                # For a further epoch of the same iterator, torch iterates the sampler once, and draws no seed.
+                # For another epoch of the same iterator, torch iterates the sampler once, and draws no seed.
                 self._put(resume)
                 iterator = iter(sampler)
             if drawn := resume.state.get("drawn"):
@@ -278,7 +284,7 @@ class Epoch:
         return True
 
     def settle(self) -> None:
-        """Restores the process's generators, once a new epoch has made all the draws that it makes up front."""
+        """Restores the process's generators, once a resumed epoch has made its initial draws."""
         self._epoch_drawn = sampling.epoch_of(self._sampler)  # Accelerate's sampler increments it at its end
         before, self._before = self._before, None
         if before is None or self._resume is None:
@@ -299,7 +305,7 @@ class Epoch:
             self._drawn = [[name, text] for name, text in now.items()]
 
     def follow(self, iterator: Any) -> None:
-        """Makes the state report the `progress()` of this iterator."""
+        """Makes later states report the `progress()` of this iterator."""
         self._iterator = weakref.ref(iterator)
 
     def ended(self, iterator: Any, final: Progress) -> None:
@@ -311,8 +317,8 @@ class Epoch:
     # State
 
     def state(self) -> LoaderState:
-        """Returns a new dict whose content does not change later. The record, if there is one, then contains every
-        batch that the dict counts."""
+        """Returns the loader's state as a new dict, which does not change later. The recording, if there is one,
+        already contains every batch that the dict counts."""
         recording.flush()
         iterator = None if self._iterator is None else self._iterator()
         if iterator is not None:
@@ -344,7 +350,7 @@ class Epoch:
         }
 
     def _probed(self) -> LoaderState:
-        """Returns the state's description of the loader. The first call makes the samples that it needs."""
+        """Returns the loader's description for a state. The first call makes the samples that the description needs."""
         if self._facts.get("probes") is None:
             probes = self._probes()
             self._facts = {**self._facts, "probes": None if probes is None else probes()}
@@ -363,7 +369,7 @@ class Epoch:
 
 
 def new_epoch(facts: LoaderState, states: Mapping[str, str], **more: Any) -> LoaderState:
-    """Returns a state between epochs."""
+    """Returns a state between epochs, with the `states` of the generators."""
     nothing = dict.fromkeys(("base_seed", "drawn", "now", "sampler", "seen", "rank", "digest"))
     return {
         "version": VERSION, **nothing, "iterations": 0, "batches": 0, "samples": 0, "finished": True, "resets": 0,
@@ -383,15 +389,15 @@ def fresh(spec: EpochSpec, facts: LoaderState) -> LoaderState:
     return new_epoch(
         facts, begun, epoch=sampling.epoch_of(sampler),
         rank=_rank_alone(sampler) if several and ranks is None else None,
-        # Later states have it: torch.distributed.checkpoint loads into a state of the same shape.
+        # Later states have this entry, and torch.distributed.checkpoint loads only into a state of the same shape.
         now=generators.now(others=others) if (ranks or 1) == 1 and not several else None,
         sampler=sampling.state_of(stateful) if isinstance(stateful, ElasticSampler) else None,
     )  # fmt: skip
 
 
 def _rank_alone(sampler: Any) -> int | None:
-    """Returns the rank if the sampler, which does not deal to ranks, may have a different order on each rank. Returns
-    None otherwise."""
+    """Returns the process's rank if the sampler does not deal to ranks and may have a different order on each rank.
+    Returns None otherwise."""
     same = all(type(one) in _IN_ORDER for _, one in sampling.chain(sampler))
     return None if same else sampling.rank_of(sampler)
 

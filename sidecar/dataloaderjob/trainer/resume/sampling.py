@@ -1,4 +1,4 @@
-"""Properties of samplers, torch's and others, that a loader's state needs: epoch, rank, and the samplers' own state."""
+"""Properties of torch's and other samplers that a loader's state needs: epoch, rank, and the sampler's own state."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from dataloaderjob.core.places import RANK_VARIABLES
 
 _NESTED = ("batch_sampler", "sampler")
 _RANKS = ("rank", "num_replicas"), ("process_index", "num_processes")
-"""Attributes of torch's samplers, and of Accelerate's."""
+"""Attributes for the rank and the number of ranks, in torch's samplers and in Accelerate's."""
 _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
 def chain(sampler: Any) -> Iterator[tuple[str, Any]]:
-    """Yields a loader's index sampler and the samplers within it, with their paths, outermost first."""
+    """Yields a loader's index sampler and the samplers within it, each with its path, outermost first."""
     seen: set[int] = set()
     open_: list[tuple[str, Any]] = [("", sampler)]
     while open_:
@@ -37,7 +37,7 @@ def chain(sampler: Any) -> Iterator[tuple[str, Any]]:
 
 
 class Unset(int):
-    """An epoch that has not been set since a state was loaded. In states and copies, it is a plain number."""
+    """An epoch that has not been set since a state was loaded. In states and in copies, it becomes a plain number."""
 
     __slots__ = ()
 
@@ -52,8 +52,8 @@ def _with_epoch(sampler: Any) -> Iterator[Any]:
 
 
 def epoch_of(sampler: Any) -> int | None:
-    """Returns the epoch that `set_epoch` has set or, without such a call, the sampler's own. Returns None if no sampler
-    has an epoch."""
+    """Returns the epoch that `set_epoch` was last called with or, without such a call, the sampler's initial epoch.
+    Returns None if no sampler has an epoch."""
     return next((int(one.epoch) for one in _with_epoch(sampler)), None)
 
 
@@ -65,7 +65,7 @@ def set_epoch(sampler: Any, epoch: int) -> None:
 
 
 def mark_unset(sampler: Any) -> None:
-    """Marks the epoch without changing its value, so that `is_unset` can detect whether it is set later."""
+    """Marks the epoch without changing its value, so that `is_unset` can detect whether the epoch is set later."""
     for one in _with_epoch(sampler):
         if type(getattr(one, "__dict__", {}).get("epoch")) is int:
             one.epoch = Unset(one.epoch)
@@ -89,13 +89,14 @@ def _place(sampler: Any) -> tuple[int, int] | None:
 
 
 def ranks_of(sampler: Any) -> int | None:
-    """Returns the number of ranks to which a sampler deals, or None if the sampler does not report one."""
+    """Returns the number of ranks to which a sampler deals, or None if the sampler does not report a number."""
     place = _place(sampler)
     return None if place is None else place[1]
 
 
 def rank_of(sampler: Any) -> int:
-    """Returns the rank to which a sampler deals, or else the process's rank. Returns 0 if neither is known."""
+    """Returns the rank for which a sampler yields keys, or the process's rank if the sampler has none. Returns 0 if
+    neither is known."""
     place = _place(sampler)
     if place is not None:
         return place[0]
@@ -107,8 +108,8 @@ def rank_of(sampler: Any) -> int:
 
 
 def with_state(sampler: Any) -> Any:
-    """Returns the sampler that can be asked for its state, if any: the index sampler, or the one inside torch's own
-    BatchSampler."""
+    """Returns the sampler that can return its own state: the index sampler, or the sampler inside torch's BatchSampler.
+    Returns None if neither can."""
     for one in (sampler, sampler.sampler) if type(sampler) is BatchSampler else (sampler,):
         if callable(getattr(one, "state_dict", None)) and callable(getattr(one, "load_state_dict", None)):
             return one
@@ -124,7 +125,7 @@ def state_of(sampler: Any) -> Any:
 
 
 def load_state(sampler: Any, state: Any) -> None:
-    """Loads a sampler's own state. Raises InputError if the sampler does not accept it."""
+    """Loads `state` into the sampler. Raises InputError if the sampler does not accept the state."""
     try:
         sampler.load_state_dict(state)
     except InputError:
@@ -137,7 +138,8 @@ def load_state(sampler: Any, state: Any) -> None:
 
 
 def order_of(sampler: Any) -> str | None:
-    """Returns a name for the order of an epoch: the innermost sampler's class, and whether it shuffles."""
+    """Returns a description of the order of an epoch: the innermost sampler's class, and whether the sampler
+    shuffles."""
     innermost = [None, *(one for _, one in chain(sampler))][-1]
     if innermost is None:
         return None
@@ -147,21 +149,21 @@ def order_of(sampler: Any) -> str | None:
 
 
 class TrackedSampler:
-    """An iterator over the batches of a sampler with state. It records the state after each batch, because the sampler
-    runs ahead of next()."""
+    """An iterator over the batches of a sampler with state. It records the sampler's state after each batch, because
+    the sampler runs ahead of next()."""
 
     __slots__ = ("_drawn", "_first", "_iterator", "_kept", "_sampler", "_states")
 
     def __init__(self, sampler: Any, iterator: Iterator[Any], first: int, kept: int) -> None:
-        """`sampler` is the one with the state, and `first` is the number of the next batch. `kept` is how many batches
-        ahead the sampler may run."""
+        """`sampler` is the sampler with the state, and `first` is the number of the next batch. `kept` is the maximum
+        number of batches that the sampler draws ahead."""
         self._sampler, self._iterator, self._first, self._kept = sampler, iterator, first, kept + 2
         self._states: list[Any] = [state_of(sampler)]
         self._drawn: list[Any] = []
 
     def begin_anew(self, index_sampler: Any) -> None:
         """Begins an epoch of a sampler whose state was loaded. The sampler may interpret that state as the end of the
-        last epoch."""
+        previous epoch."""
         try:
             keys = next(self)
         except StopIteration:
@@ -189,7 +191,7 @@ class TrackedSampler:
 
 
 SEEN = 4
-"""Number of keys of the last batch in a state."""
+"""Number of keys of the last batch that a state contains."""
 
 
 def first_keys(keys: Any) -> list[int] | None:
@@ -203,8 +205,8 @@ def first_keys(keys: Any) -> list[int] | None:
 
 
 def skipped(batches: Iterator[Any], count: int, *, bare: bool) -> tuple[int, int, Any]:
-    """Draws up to `count` batches. Returns the number of batches, the number of samples in them, and the keys of the
-    last batch."""
+    """Draws and discards up to `count` batches. Returns (number of batches drawn, number of samples in them, keys of
+    the last batch)."""
     number, samples, last = 0, 0, None
     for last in itertools.islice(batches, count):
         number += 1

@@ -1,8 +1,9 @@
-"""The schema of a loader's state: the fields that `state` lists, and the valid values of each. Pure.
+"""The schema of a loader's state: the fields that the module `state` lists, and the valid values of each field. This
+module is pure.
 
 A state comes from a checkpoint, which may be damaged or written by someone else. `validate` therefore checks the whole
 state when it is loaded, and the code that resumes from it can rely on its types and ranges. Unknown fields are ignored,
-because frameworks add some.
+because some frameworks add fields.
 """
 
 from __future__ import annotations
@@ -17,17 +18,20 @@ from dataloaderjob.core.errors import InputError
 Check = Callable[[Any, str], None]
 """A function that raises InputError, with the path of the field, unless a value is valid for the field."""
 _NATURAL = 1 << 53
-"""Limit of counts and epochs. JSON preserves whole numbers up to this limit."""
+"""Limit for counts and epochs. JSON parsers preserve whole numbers up to this limit."""
 _WORD = 1 << 64
 _MAX_TEXT = 60
 CheckGenerator = Callable[[str, str], None]
-"""A function that raises an exception unless the generator of this name accepts the state in the text."""
+"""A function of (name, text) that raises an exception unless the generator with this name accepts the state in the
+text."""
 
 
 def validate(state: Mapping[str, Any], *, takes: CheckGenerator, is_stream: bool) -> None:
-    """Raises InputError, with the path of the first field that no loader of ours has written.
+    """Raises InputError, with the path of the first invalid field, if the state cannot have been produced by one of our
+    loaders.
 
-    `takes` tries the state of one generator. With `is_stream`, the field `sampler` has the slots of an IterableDataset.
+    `takes` checks the state of one generator. With `is_stream`, the field `sampler` holds the slots of an
+    IterableDataset.
     """
     named = _named(takes)
     fields = {**_FIELDS, "generators": named, "now": _or_none(named), "drawn": _or_none(_pairs_of(takes))}
@@ -37,8 +41,8 @@ def validate(state: Mapping[str, Any], *, takes: CheckGenerator, is_stream: bool
 
 
 def refuse(path: str, needed: str, found: Any) -> InputError:
-    """Returns the error for a field."""
-    shown = reprlib.repr(found)  # also if the value is nested too deeply for repr
+    """Returns the error for an invalid field."""
+    shown = reprlib.repr(found)  # works even if the value is nested too deeply for repr
     shown = shown if len(shown) <= _MAX_TEXT else f"{shown[: _MAX_TEXT - 3]}..."
     return InputError(
         f"the state's {path or 'content'} must be {needed}, but is {shown}: load the result of state_dict()"
@@ -97,7 +101,7 @@ def _items(inner: Check) -> Check:
 
 
 def _parts(*inner: Check) -> Check:
-    """Returns the check of a list of fixed length."""
+    """Returns the check for a list with one item for each check in `inner`."""
 
     def check(value: Any, path: str) -> None:
         if type(value) not in (list, tuple) or len(value) != len(inner):
@@ -109,7 +113,7 @@ def _parts(*inner: Check) -> Check:
 
 
 def _named(takes: CheckGenerator) -> Check:
-    """Returns the check of generators' states, by name."""
+    """Returns the check for a dict of generators' states by name."""
 
     def check(value: Any, path: str) -> None:
         if not isinstance(value, Mapping):
@@ -122,7 +126,7 @@ def _named(takes: CheckGenerator) -> Check:
 
 
 def _pairs_of(takes: CheckGenerator) -> Check:
-    """Returns the check of a list of [name, state] pairs."""
+    """Returns the check for a list of [name, state] pairs."""
 
     def check(value: Any, path: str) -> None:
         _items(_parts(_text, _text))(value, path)
@@ -136,7 +140,7 @@ def _of_generator(takes: CheckGenerator, name: str, value: Any, path: str) -> No
     _text(value, path)
     try:
         takes(name, value)
-    except Exception as exc:  # numpy, torch and Python raise many types
+    except Exception as exc:  # numpy, torch and Python raise many types of exceptions
         raise refuse(path, f"the state of a generator ({type(exc).__name__}: {exc})", value) from exc
 
 

@@ -1,24 +1,26 @@
 """A loader's position as a dict. It can be made at any time and loaded into another loader, and is exact to the batch.
 
     version      1
-    epoch        the sampler's, if it has one; null
-    iterations   epochs begun by this loader and by those that it resumes
-    batches      returned by next() in this epoch, by each rank
-    samples      in those batches, for one rank; the seeds of samples depend on their position in this count
-    finished     the epoch is over, or none has begun: everything but the epoch describes the next one
+    epoch        the sampler's epoch; null if it has none
+    iterations   number of epochs begun by this loader and by the loaders that it resumed
+    batches      number of batches that next() has returned in this epoch, on each rank
+    samples      number of samples in those batches, on one rank; a sample's seed depends on its position in this count
+    finished     true if the epoch is over, or none has begun: everything but `epoch` then describes the next epoch
     base_seed    torch's base seed of the epoch's iterator
-    resets       epochs of a persistent iterator before this one
-    draws        first draw number of generators that the dataset holds (`held_draws`)
-    generators   {path: text} of generators when the epoch began; "default" is torch's
-    drawn        [[path, text]] of generators at the first draw, if it came later and other draws came before it; null
+    resets       number of epochs of a persistent iterator before this one
+    draws        first draw number for generators that the dataset holds (see `held_draws`)
+    generators   {path: text} of generators when the epoch began; "default" is torch's default generator
+    drawn        [[path, text]] of generators at the first draw from the sampler, if other draws came between iter() and
+                 that draw; otherwise null
     now          {name: hex} of the process's generators when the state was made; null if several ranks train
-    sampler      state of a sampler that has one, as of the last batch returned; null. For an IterableDataset, the rank,
-                 and for each of its slots [batches made, snapshot in base64], or null if it begins at its start
-    seen         first keys of that batch, which reveal a sampler with a different order; null with several ranks
-    rank         the rank to which this state belongs, if the sampler does not deal to several ranks; null
-    digest       the rank, and the digest of everything that this rank was given (`core.consumption`); null
-    loader       batch size, ranks, the sampler's class, seeds of samplers, what distinguishes one dataset from another,
-                 and the arguments that affect later batches
+    sampler      the sampler's state after the last batch returned; null if it has no state. For an IterableDataset: the
+                 rank and, for each slot, [batches made, snapshot in base64], or null if it starts at its beginning
+    seen         first keys of the last batch returned, which reveal a sampler with a different order; null with several
+                 ranks
+    rank         the rank to which this state belongs, if the sampler does not deal to several ranks; otherwise null
+    digest       the rank, and the digest of all batches that this rank has returned (see `core.consumption`), or null
+    loader       batch size, ranks, the sampler's class, seeds of samplers, properties that distinguish one dataset from
+                 another, and the arguments that affect later batches
 
 Positions are global. If a sampler deals to ranks, and all ranks have the same torch seed, the states of all ranks are
 equal except for the digest, and any of them is valid for all ranks. No part of a state depends on the number of
@@ -49,7 +51,7 @@ LoaderState = dict[str, Any]
 
 
 def batch_size_of(spec: EpochSpec) -> int | None:
-    """Returns the number of samples in one rank's batch, or None if a batch sampler does not report it."""
+    """Returns the number of samples in one rank's batch, or None if a batch sampler does not report its batch size."""
     size = spec.batch_size
     if size is None and spec.batch_sampler is not None:
         size = getattr(spec.batch_sampler, "batch_size", None)
@@ -64,7 +66,7 @@ def length_of(dataset: Any) -> int | None:
 
 
 def described(spec: EpochSpec, dataset_id: str | None) -> LoaderState:
-    """Returns a state's description of the loader. Probes are added if the dataset has no id."""
+    """Returns the loader's description for a state. The caller adds probes if the dataset has no id."""
     kind, sampler = type(spec.dataset), spec.index_sampler
     seeds = (getattr(one, name, None) for _, one in chain(sampler) for name in ("seed", "initial_seed"))
     return {
@@ -89,8 +91,8 @@ def described(spec: EpochSpec, dataset_id: str | None) -> LoaderState:
 
 
 def slots_of(spec: EpochSpec) -> int:
-    """Returns the number of slots of an IterableDataset: torch's `num_workers`, or one if that was omitted. A dataset
-    that is not sharded would return all of its data in each slot."""
+    """Returns the number of slots of an IterableDataset: torch's `num_workers`, or one if that was omitted. With more
+    slots, a dataset that is not sharded would return all of its data in each of them."""
     return 1 if isinstance(spec.num_workers, LeftOut) else int(spec.num_workers)
 
 
@@ -110,14 +112,14 @@ _ALWAYS = (
     "tail",
     "stage",
 )
-"""Entries that must be equal, in addition to the dataset's, if the saved state has them."""
+"""Entries that must be equal if the saved state has them, in addition to the dataset's entries."""
 
 
 def compare(saved: LoaderState, own: LoaderState, *, is_new_epoch: bool) -> list[str]:
-    """Raises InputError with the differences if the state belongs to another loader. Returns notes on other
-    differences.
+    """Raises InputError, which lists the differences, if the state belongs to another loader. Returns notes on
+    differences that do not matter.
 
-    With `is_new_epoch`, a dataset with an id may have grown since.
+    With `is_new_epoch`, a dataset with an id may have grown since the state was saved.
     """
     differ: list[str] = []
     ids = saved.get("dataset_id"), own.get("dataset_id")
@@ -161,7 +163,7 @@ def compare(saved: LoaderState, own: LoaderState, *, is_new_epoch: bool) -> list
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume:
-    """A loaded state, checked as far as a dict alone can be."""
+    """A loaded state. Everything that can be checked without the loader has been checked."""
 
     state: LoaderState
     batches: int
@@ -169,14 +171,15 @@ class Resume:
     base_seed: int | None
     resets: int
     is_new_epoch: bool
-    """True if no epoch is resumed: generators are set, and everything else happens as in any epoch."""
+    """True if the state is between epochs: generators are set, and everything else happens as in a normal epoch."""
     at_load: generators.Moment
-    """The process's generators when the state was loaded."""
+    """The process's generators at the time when the state was loaded."""
 
     @classmethod
     def of(cls, state: Mapping[str, Any], spec: EpochSpec | None = None) -> Resume:
-        """Returns the checked state. Raises InputError, with the path of the field, for anything that no loader of ours
-        has made. With `spec`, also tries the states of the loader's own generators."""
+        """Returns the checked state. Raises InputError, with the path of the offending field, if the state cannot have
+        been produced by one of our loaders. With `spec`, also checks that the loader's own generators accept their
+        states."""
         if not isinstance(state, Mapping):
             raise InputError(
                 f"load_state_dict() takes the result of state_dict(), got {type(state).__name__}: was the "
@@ -213,7 +216,7 @@ class Resume:
 
     def compare_with(self, own: LoaderState) -> list[str]:
         """Raises InputError if the state belongs to a loader other than the one that `own` describes. Returns notes on
-        other differences."""
+        differences that do not matter."""
         return compare(self.state.get("loader") or {}, own, is_new_epoch=self.is_new_epoch)
 
     def check_rank(self, sampler: Any) -> None:
@@ -237,7 +240,7 @@ class Resume:
                 f"the state was saved after {self.batches} batches",
                 "was the dataset or the sampler changed?",
             )
-            if "version" not in self.state:  # a bare number, as of skip()
+            if "version" not in self.state:  # only a number of batches, as from skip()
                 found, remedy = (
                     f"{self.batches} batches are to be skipped",
                     "skip at most the batches of one epoch",
@@ -247,7 +250,7 @@ class Resume:
         return samples
 
     def check_order(self, last: Any, sampler: Any) -> None:
-        """Raises InputError if the last skipped batch is not the one that was returned last."""
+        """Raises InputError if the batch that was skipped last is not the batch that had been returned last."""
         seen = self.state.get("seen")
         keys = first_keys(last) if seen else None
         if keys is not None and keys != seen and (ranks_of(sampler) or 1) == 1:
