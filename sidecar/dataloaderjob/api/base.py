@@ -76,7 +76,7 @@ class Rule:
     defaults filled in. `item` is the entry or key that the last `[]` stands for. In a mapping, only the keys and those
     values that are quantities are visible."""
     found: str
-    """CEL expression of type string that gives the value found."""
+    """CEL expression of type string that evaluates to the value found, for messages."""
     only_on_a_cluster: bool = False
     """True if the rule applies only on a cluster: on one machine, the field is ignored and may be absent."""
 

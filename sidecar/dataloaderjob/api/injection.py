@@ -110,7 +110,7 @@ def attached_certificates(job: DataLoaderJob) -> list[str]:
 
 
 def injection(job: DataLoaderJob, *, image: str, pull_secrets: Sequence[str] = ()) -> Injection:
-    """Makes the injection for a job's pods. `image`, `pull_secrets`: used for the sidecar if the manifest names no
+    """Builds the injection for a job's pods. `image`, `pull_secrets`: used for the sidecar if the manifest names no
     image.
 
     Raises CannotInject if the job creates its own trainers.

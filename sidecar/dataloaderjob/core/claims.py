@@ -1,7 +1,7 @@
 """A script's claim to a private service that may be free: a datagram with a text and a file descriptor.
 
-The file descriptor is the write end of a pipe, into which the service writes GRANTED, BUSY or FREE. A pipe that closes
-without any of these also means a refusal. A script that was granted the service sends `echo_text` with a file
+The file descriptor is the write end of a pipe, into which the service writes GRANTED, BUSY or FREE. If the pipe closes
+without any of these, the claim is refused, too. A script that was granted the service sends `echo_text` with a file
 descriptor for the output of user code in feeders. It does not do so earlier, because a service that hangs would keep
 that file descriptor open. This module imports no other module of this package.
 """

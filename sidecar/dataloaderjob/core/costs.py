@@ -63,7 +63,7 @@ class QueuedTime:
             return 0
         try:
             return int(os.pread(self.fd, 64, 0).split()[1])
-        except (OSError, ValueError, IndexError):  # the descriptor may be another file's by now
+        except (OSError, ValueError, IndexError):  # the descriptor may refer to another file by now
             self.fd = None
             return 0
 

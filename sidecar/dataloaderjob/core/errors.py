@@ -5,10 +5,10 @@
     │   ├── ScratchTooSmall  dataset and code do not fit into feeders' scratch
     │   └── UnsupportedBatch  a leaf of the batch cannot be sent (also TypeError)
     ├── ServiceError          the service cannot do its work
-    │   ├── ServiceUnavailable  no sidecar answers, or it refused us
-    │   ├── DeadlineExceeded    a wait ran past its deadline; names who is late (also TimeoutError)
+    │   ├── ServiceUnavailable  no sidecar answers, or it refused this process
+    │   ├── DeadlineExceeded    a wait ran past its deadline; names the late part (also TimeoutError)
     │   └── FeederLost          feeders died repeatedly on one batch
-    │       └── OutOfMemory     each for lack of memory
+    │       └── OutOfMemory     every one of them for lack of memory
     ├── UserCodeError         the user's code raised an exception that cannot be rebuilt here
     └── ProtocolError         a peer violated the protocol
         ├── RemoteProtocolError   the peer's fault
@@ -86,8 +86,8 @@ def first_line(error: BaseException) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a message of this package to the user's script's stderr."""
-    if sys.stderr is None:  # a daemon's, or closed by a shell
+    """Prints a message of this package to the stderr of the user's script."""
+    if sys.stderr is None:  # in a daemon, or if a shell has closed it
         return
     with contextlib.suppress(OSError, ValueError):  # it may be closed
         sys.stderr.write(f"[dataloaderjob] {text}\n")

@@ -26,8 +26,8 @@ forwards it unread. It is decoded only by a feeder, and by a process that report
 
 `draws` is the number of earlier iterators that used the RNGs held by the dataset; 0 if it holds none.
 `bare` is the form in which torch's fetcher receives the keys. 0: a batch (list); 1: a single key (`batch_size=None`).
-`key_form`: INTS is a list of `count` int64 values. PICKLED is one pickle of the batch sampler's output: a list with any
-other type of key, a tuple or an array (pickles are allowed in the direction from trainer to feeder). ITEMS is one
+`key_form`: INTS is a list of `count` int64 values. PICKLED is one pickle of the batch sampler's output: a list with
+keys of any other type, a tuple, or an array (pickles are allowed in the direction from trainer to feeder). ITEMS is one
 pickle of an array, and the keys are a list of the array's items.
 
 A batch of an IterableDataset has no keys. Its ticket (key form SLOT) names the slot, which corresponds to one of
@@ -142,7 +142,7 @@ class Flag(IntEnum):
     """Requests PROGRESS before each sample of a TICKET, because the ticket was outstanding when a feeder died or
     hung."""
     ELSEWHERE = 4
-    """Marks a FAILED whose bundle could not be loaded here; other feeders may be able to load it."""
+    """Marks a FAILED from a feeder that could not load the bundle; other feeders may be able to load it."""
     ENDED = 8
     """Marks a FAILED that reports no failure. Either the ticket's slot has no such batch (payload `pack_end`), or the
     batch exists and the ticket only asked whether it does (`pack_there`)."""
@@ -273,8 +273,8 @@ def _ticket_struct(count: int) -> struct.Struct:
 
 
 def all_ints(keys: Sequence[Any]) -> bool:
-    """Returns True if these keys can be sent as integers. Only values of type `int` itself can, because torch's workers
-    would see the type of a numpy integer."""
+    """Returns True if all keys are exactly of type `int`, and can therefore be sent as integers. A numpy integer
+    cannot, because a dataset in one of torch's workers would see its type."""
     n = len(keys)
     return type(keys[0]) is int if n == 1 else list(map(type, keys)).count(int) == n
 
@@ -287,14 +287,16 @@ def pack_ticket(
     bare: bool = False,
     pickle_keys: Callable[[Any], bytes] = pickle.dumps,
 ) -> bytes:
-    """Packs the keys of one batch: a list of ints in 8 bytes each, anything else with `pickle_keys`."""
+    """Packs the ticket of one batch. A list of ints takes 8 bytes per key; any other keys are packed by
+    `pickle_keys`."""
     if type(keys) is list and all_ints(keys):
         return pack_ticket_of_ints(base_seed, first_position, keys, bare)
     return _pack_pickled_ticket(base_seed, first_position, keys, bare, pickle_keys=pickle_keys)
 
 
 def pack_ticket_of_items(base_seed: int, first_position: int, keys: Any) -> bytes:
-    """Packs an array whose items are the keys. In a list, each item would need its own pickle."""
+    """Packs the ticket of a batch. `keys`: an array with one item per key, which is pickled as a whole. In a list, each
+    item would be pickled separately."""
     return _pack_pickled_ticket(base_seed, first_position, keys, False, KeyForm.ITEMS)
 
 
@@ -363,7 +365,8 @@ def pack_slot_ticket(ticket: SlotTicket) -> bytes:
 
 
 def with_beginning(data: bytes, snapshot: tuple[int, bytes] | None, known: tuple[int, int] | None) -> bytes:
-    """Returns a slot's packed ticket with a snapshot to resume from and a received batch's digest, each if given."""
+    """Returns a slot's packed ticket, to which the snapshot to resume from and the digest of a received batch are added
+    if they are given."""
     if known is not None:
         data = data[: _SLOT_END - _KNOWN.size] + _KNOWN.pack(known[0] + 1, known[1]) + data[_SLOT_END:]
     return data if snapshot is None else data[:_SLOT_END] + _MADE.pack(snapshot[0]) + snapshot[1]

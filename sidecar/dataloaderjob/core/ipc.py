@@ -127,7 +127,7 @@ class Assembler:
 def recv_with_fds(sock: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
     """Receives one packet and its file descriptors (close-on-exec). Raises RemoteProtocolError if any file descriptors
     were lost."""
-    # not socket.recv_fds: in Python 3.11 it drops its flags
+    # Not socket.recv_fds, which ignores its flags in Python 3.11.
     space = socket.CMSG_SPACE(MAX_FDS * 4)
     data, ancillary, msg_flags, _ = sock.recvmsg(HEAD_NBYTES + CHUNK_NBYTES, space, flags | CLOSE_ON_EXEC)
     fds = descriptors(ancillary)

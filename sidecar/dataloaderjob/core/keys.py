@@ -1,20 +1,22 @@
 """Keys by role: each process of a job holds only the keys for its own part of the job, and cannot impersonate another
 part.
 
-| holder | key | what it permits |
+| holder | key | permitted actions |
 |---|---|---|
 | operator, head, commands on one machine | the job's key, from which the next three are derived | everything |
-| the same | `control` | at the supervisor: to ask for the status, to scale, to stop |
-| sidecars | `sidecar` | at the supervisor: to report metrics and failures, to replace feeders, to upload blobs |
-| feeders | `feeder` | at the supervisor, and among feeders: to report itself, to ask for a blob by its digest |
-| a feeder's process, and all sidecars | that process's link key | between these: to send tickets, to send batches |
+| the same | `control` | to ask the supervisor for its status, to scale, to stop |
+| sidecars | `sidecar` | to report metrics and failures to the supervisor, to replace feeders, to upload blobs |
+| feeders | `feeder` | to report to the supervisor, to request blobs by digest from it and from other feeders |
+| a feeder's process, and all sidecars | that process's link key | to exchange tickets and batches |
 
 A feeder generates a random link key when it starts, and sends it to the supervisor, `wrap`ped with the feeders' key.
-The supervisor lists it for sidecars, wrapped with the sidecars' key. Therefore, code in a feeder cannot pose as a
-sidecar, not even to another feeder. A derived key reveals nothing about the job's key or its siblings (HMAC-SHA256).
+The supervisor includes it in the list of feeders that sidecars receive, wrapped with the sidecars' key. Therefore, code
+in a feeder cannot pose as a sidecar, not even to another feeder. A derived key reveals nothing about the job's key or
+its siblings (HMAC-SHA256).
 
-Before version SINCE of the control protocol, a job had one key for all roles. A pod of such a release holds the job's
-key, and proves it in that version. A feeder's pod of the current release does not hold the job's key.
+Before version SINCE of the control protocol, a job had one key for all roles. A pod of an earlier release therefore
+holds the job's key, and proves it in a handshake of an earlier version. A feeder's pod of the current release does not
+hold the job's key.
 """
 
 from __future__ import annotations
@@ -105,7 +107,8 @@ def wrap(key: bytes, secret: bytes, about: str) -> str:
 
 
 def unwrap(key: bytes, text: str, about: str) -> bytes:
-    """Returns the wrapped key. Raises AuthError if it was wrapped with another key, or for another owner."""
+    """Returns the key that `text` contains. Raises AuthError if it was wrapped with another key, or for another
+    owner."""
     try:
         data = bytes.fromhex(text)
     except ValueError as exc:

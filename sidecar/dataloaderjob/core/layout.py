@@ -9,9 +9,9 @@
 The first two words are the seal of a batch (`core.digests`): the digest covers every byte after it, and the identity
 stands for the ticket and keys that the batch was made from.
 
-The schema describes all structure, types, shapes and places, but no content. Therefore, the header after the seal,
+The schema describes the structure, types, shapes and offsets, but no content. Therefore, the header after the seal,
 which includes the schema's digest, is the same for every batch of one kind. A decoder caches the parsed schema under
-this header. Numbers and strings that vary follow in the values.
+this header. Numbers and strings, which vary, follow in the values.
 
 A node is a tuple that starts with its kind:
 
@@ -26,7 +26,7 @@ A node is a tuple that starts with its kind:
 | (MAPPING, class, keys, children) | rebuilt as class(dict) |
 | (DEFAULTDICT, factory or None, keys, children) | |
 | (DATACLASS, class, names, children) | |
-| (MADE, way, class or None, child) | an object that `batches.objects` makes in this way from this content |
+| (MADE, way, class or None, child) | an object that `batches.objects` creates in this way from this content |
 | (ATTRIBUTES, names, children) | the first child, with the others in its `__dict__` |
 | (SAME, i) | leaf buffer number i again: one tensor or array in two places |
 | (AGAIN, i) | MADE object number i again; MADE objects are numbered in the order in which their contents end |
@@ -52,7 +52,8 @@ HEADER = struct.Struct("<QQHBBIQ")
 ALIGNMENT = 64
 MAX_SCHEMA_NBYTES = 64 * 1024 * 1024
 MAX_DEPTH = values.MAX_DEPTH // 2 - 8
-"""200. Each level of the batch takes two levels of the schema's value, and keys and dtypes need the remaining ones."""
+"""Maximum depth of a batch: 200. Each level takes two levels of the schema's value; the rest are for keys and
+dtypes."""
 
 
 class NodeKind(IntEnum):
@@ -135,7 +136,7 @@ class Layout:
 
 
 def node(kind: NodeKind, *rest: Any) -> tuple[Any, ...]:
-    """Makes a schema's node from the parts listed in the table above."""
+    """Builds a schema's node from the parts listed in the table above."""
     return (int(kind), *rest)
 
 

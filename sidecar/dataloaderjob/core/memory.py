@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 FEEDERS_FIELD = "spec.feeders.resources.limits.memory"
 SCORE, MOST_SCORE = 500, 1000
-"""Value added to a process's oom_score_adj (proc(5)), where 1000 stands for all memory, and the maximum score."""
+"""Value added to a process's oom_score_adj (proc(5)), and that file's maximum, which stands for all memory."""
 LOOK_S = 5.0
 """Interval between two readings of the kernel's count of processes killed for lack of memory."""
 RECENT_S = 15.0
@@ -63,7 +63,7 @@ def machine_memory(root: Path = _ROOT) -> int:
 
 def kills(root: Path = _ROOT) -> int:
     """Returns the number of processes in this cgroup that the kernel has killed for lack of memory. If no cgroup counts
-    them, as at the root of version 2, it is the number for the whole machine; 0 if neither is known."""
+    them, as at the root of cgroup v2, returns the number for the whole machine, or 0 if that is unknown, too."""
     for folder, version in _cgroups(root):
         if (found := _counter(folder / version.kills)) is not None:
             return found
@@ -94,7 +94,7 @@ def describe_limit(field: str, root: Path = _ROOT) -> str:
 
 
 def remedy(field: str) -> str:
-    """Returns the remedy if memory ran out. `field`: as for `describe_limit`."""
+    """Returns the advice for when memory has run out. `field`: as for `describe_limit`."""
     if field:
         return f"raise {field}, or make batches smaller"
     return "use fewer feeders or smaller batches, or free some memory"

@@ -47,7 +47,8 @@ def adopt_orphans() -> None:
 
 
 def allow_all_files() -> None:
-    """Raises this process's file descriptor limit to the maximum. Not for processes that run user code."""
+    """Raises this process's file descriptor limit to the maximum. Must not be called in processes that run user
+    code."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -245,8 +246,8 @@ class Lines:
 
 
 def last_word(before: str, line: str) -> str:
-    """Returns the last message of a process when `line` follows `before`. Skips a blank line, and a line that points to
-    other output."""
+    """Returns the last message of a process: `line`, or the earlier message `before` if `line` is blank or only points
+    to other output."""
     line = line.strip()
     return before if not line or (before and line.endswith(SEE_OUTPUT)) else line
 

@@ -1,5 +1,5 @@
-"""The record of what a run consumed: the format of its folder, and the reader. `trainer.resume.recording` is the
-writer.
+"""The record of the batches that a run consumed: the format of its folder, and the reader. `trainer.resume.recording`
+is the writer.
 
     blobs/                      bundles' blobs, by their SHA-256
     rank-R/START-PID.rows       a head, then 48 bytes for each batch that next() returned
@@ -31,7 +31,7 @@ MAGIC = b"DLJREC03"
 BLOBS = "blobs"
 RANK = "rank-"
 NO_BUNDLE = 0xFFFF
-"""Value of a row's `bundle` if the code that made the batch could not be kept."""
+"""Value of a row's `bundle` if the code that made the batch could not be stored."""
 
 
 class RowKind(IntEnum):
@@ -41,10 +41,10 @@ class RowKind(IntEnum):
 
 
 class Row(NamedTuple):
-    """One batch: 48 bytes, in this order."""
+    """The row of one batch: 48 bytes, with the fields in this order."""
 
     loader: int
-    """Number of the loader among those that its process made."""
+    """Number of the loader among those that its process created."""
     epoch: int
     ticket: int
     """Number of the batch in its epoch."""
@@ -63,7 +63,7 @@ class Row(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """One batch, and the piece that holds its ticket."""
+    """The row of one batch, and the piece that holds its ticket."""
 
     piece: Piece
     row: Row
@@ -99,8 +99,8 @@ class Piece:
         return data
 
     def bundle(self, row: Row) -> tuple[Bundle, bool] | None:
-        """Returns the bundle that made the batch, and True if it did so in the trainer's process; None if it could not
-        be kept."""
+        """Returns the bundle that made the batch, and True if it did so in the trainer's process; None if the bundle
+        could not be stored."""
         if row.bundle == NO_BUNDLE:
             return None
         path = self.path.with_suffix(".bundles")

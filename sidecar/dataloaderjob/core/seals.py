@@ -1,11 +1,11 @@
-"""Seals: a number and a MAC on each frame after a handshake, so that nobody on the path can alter what peers send.
+"""Seals: a number and a MAC on each frame after a handshake, so that any change on the path between peers is detected.
 
     head, u64 number, 16 bytes MAC; and if a payload follows, the payload, 16 bytes MAC
 
 A head is the header of a frame (`core.frames`) or the length of a message (`core.sockets`). Each direction has its own
 key, which is derived from the key of the role and from what both sides state in the handshake, including their nonces.
 Each MAC covers everything sealed in its direction so far, so a frame is valid only at one place in one connection. The
-number, which counts from 0, reveals what happened to a frame that is not valid.
+number, which counts from 0, shows whether a frame was altered, or whether frames are missing, repeated or out of order.
 
 The head has its own MAC, because it states the length of the payload: an altered length must not make the peer wait for
 bytes that nobody sends. The bytes of a batch and of a blob are not sealed. A blob is named by its SHA-256 in a sealed
@@ -71,7 +71,7 @@ class Opener:
         self._number = 0
 
     def open_head(self, sealed: bytes | memoryview) -> None:
-        """Checks a head with its number and MAC. Before this check, no part of the head may be used. Raises
+        """Checks a head with its number and MAC. No part of the head may be used before it is checked. Raises
         BrokenSeal."""
         self._update(sealed[:-MAC_NBYTES])
         if not compare_digest(sealed[-MAC_NBYTES:], self._digest()):

@@ -1,8 +1,8 @@
-"""Settings of processes, which the process that starts them passes in a JSON file.
+"""Settings of processes. The process that starts another one passes the settings in a JSON file.
 
-Names include units, and each process reads its file once, in its `__main__`. The writer may be of another version, for
-example if the operator is newer than a job's images. An unknown key is ignored and logged, and a missing key gets its
-default. Therefore, keys are only ever added, always with a default, and keep their meaning.
+Names of fields include units, and each process reads its file once, in its `__main__`. The writer may be of another
+version, for example if the operator is newer than a job's images. An unknown key is ignored and logged, and a missing
+key gets its default. Therefore, no key is ever removed or given another meaning, and each new key has a default.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ NODE_OUTPUT = "feeders"
 NODE_READY = "ready"
 """File in the pod's own folder that exists while the pod is ready."""
 TEMP_DIR = "/tmp/ray"  # noqa: S108  in a pod, /tmp is a volume of its own
-"""Folder of Ray's state in a pod, and of ours."""
+"""Folder for the state of Ray and of this package in a pod."""
 LINK_FOLDER = "/run/dataloaderjob/link"
 """Folder that the two containers of a head's pod share. It contains only a socket."""
 NODE_FOLDER = "node"
-"""Folder below TEMP_DIR for our files, separate from Ray's."""
+"""Folder below TEMP_DIR for this package's files, separate from Ray's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,7 +91,7 @@ class LoaderSettings:
     """
 
     processes: int = 1
-    """Trainer processes that share the memory limit."""
+    """Number of trainer processes that share the memory limit."""
     shared_memory_nbytes: int = 2 * 1024**3
     """Shared memory for all pools of this sidecar, in bytes."""
     pool_nbytes: int | None = None
@@ -112,7 +112,7 @@ class LoaderSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarSettings(LoaderSettings):
-    """Settings of one sidecar, from the manifest and the runner."""
+    """Settings of one sidecar, from the manifest and from the program that starts the sidecar."""
 
     job: str
     """Unique name of the job (namespace/name/uid on a cluster)."""
@@ -137,7 +137,7 @@ class SidecarSettings(LoaderSettings):
     trains, whose user and group it cannot know."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
-    """Port of /metrics and /healthz; 0 for any, None for none."""
+    """Port of /metrics and /healthz; 0: any free port; None: they are not served."""
     ended: str = ""
     """The reason why the job has ended, for pods that outlive it; empty while the job is running."""
     tls_folder: str = ""
@@ -211,14 +211,16 @@ class FeederSettings:
     supervisor_port: int = 0
     bind_host: str = "127.0.0.1"
     advertise_host: str | None = None
-    """Host that receivers connect to; None: the bound one or, if bound to all addresses, the node's address."""
+    """Host that receivers connect to; None: the host to which the feeder is bound or, if it is bound to all addresses,
+    the node's address."""
     port: int = 0
     node: str = ""
     """The provider's name for the place where the feeder runs; for messages."""
     sweeps_blobs: bool = False
     """True if the folder belongs to this node alone: blobs that no feeder has used for a long time are then removed."""
     shares_memory: bool = True
-    """True if receivers on this machine copy batches out of this feeder's memory; otherwise they, too, use TCP."""
+    """True if receivers on this machine copy batches out of this feeder's memory; False if they use TCP, like all
+    others."""
     max_ungranted: int = 2
     """Maximum number of built batches kept for one receiver that has no room for them."""
     max_idle_nbytes: int = 1 << 30
@@ -247,7 +249,7 @@ class ForeignNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:
-    """Settings of the supervisor, one per job, next to the Ray head or the feeder host."""
+    """Settings of a job's supervisor, which runs next to the Ray head or the feeder host."""
 
     job: str
     key_path: str
@@ -268,7 +270,7 @@ class SupervisorSettings:
     """File in which a restarted supervisor finds the number of feeders."""
     bind_host: str = "127.0.0.1"
     port: int
-    """Fixed for the lifetime of the job, so that other processes find a restarted supervisor."""
+    """Port of the supervisor. It never changes during the job, so that other processes find a restarted supervisor."""
     feeder_supervisor_host: str = "127.0.0.1"
     """Host at which feeders find this supervisor."""
     feeder_blob_folder: str
@@ -323,8 +325,8 @@ def load(kind: type[T], path: Path) -> T:
 
 
 def _made(kind: type[T], found: Any, path: Path, unknown: list[str], inside: str = "") -> T:
-    """Makes a dataclass from a JSON object, and from objects in it if a field is a dataclass. `unknown`: collects keys
-    that the dataclass lacks; `inside`: the enclosing keys."""
+    """Builds a dataclass from a JSON object. Fields that are dataclasses are built from the objects in it. `unknown`:
+    collects keys that the dataclass lacks; `inside`: the enclosing keys."""
     if not isinstance(found, Mapping):
         raise InputError(f"settings for {kind.__name__} in {path} must be a JSON object")
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -351,7 +353,7 @@ def read_credentials(folder: str) -> Credentials | None:
     """Reads the certificates of this process; None if the job does not use TLS. Raises InputError."""
     if not folder:
         return None
-    from dataloaderjob.core.credentials import Credentials  # with the library, only if it is needed
+    from dataloaderjob.core.credentials import Credentials  # imports `ssl`, which only TLS needs
 
     return Credentials(folder)
 

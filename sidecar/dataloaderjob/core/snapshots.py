@@ -33,7 +33,7 @@ class SnapshotShelf:
         self._of.append((made, state))
         self._of.sort()
         del self._of[: max(0, sum(known <= passed for known, _ in self._of) - 1)]
-        while len(self._of) > MAX_SNAPSHOTS:  # a new home may need the first
+        while len(self._of) > MAX_SNAPSHOTS:  # a new home may need the first one, so keep it
             del self._of[1]
         return True
 

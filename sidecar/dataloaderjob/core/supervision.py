@@ -67,7 +67,7 @@ EXIT_RAY_LOST = 4
 EXIT_LEASE_OVER = 5
 """A feeder's exit code if it had no supervisor for as long as its lease."""
 EXIT_RAY_REFUSED = 6
-"""Exit code of a head's container if the existing Ray cluster that it should join has other versions of Ray or
+"""Exit code of a head's container if the existing Ray cluster that it should join has a different version of Ray or
 Python."""
 EXITS_RAY = frozenset({EXIT_RAY_LATE, EXIT_RAY_LOST})
 COUNTERS = (
@@ -249,7 +249,8 @@ def between(before: Readings, after: Readings, seconds: float) -> Rates:
 
 
 def pack_failure(error: str, message: str) -> bytes:
-    """Returns the FAILED payload for one of our own errors, with the name of its class in `core.errors`."""
+    """Returns the FAILED payload for one of this package's own errors. `error`: the name of its class in
+    `core.errors`."""
     return json.dumps({"service": error, "message": message}).encode()
 
 

@@ -30,10 +30,10 @@ MAGIC = b"DLJTIM01"
 HEAD = struct.Struct("<8sQ")
 """Magic, pid."""
 SUMS = struct.Struct("<11Qd")
-"""The fields of `Sums`, in its order."""
+"""The fields of `Sums`, in the same order."""
 BUCKET = struct.Struct("<Q")
 ENTRY = struct.Struct("<4Qq120s")
-"""The fields of `Entry`; times in ns."""
+"""The fields of `Entry`, in the same order."""
 TEXT_NBYTES = 120
 SUMS_AT = HEAD.size
 BUCKETS_AT = SUMS_AT + SUMS.size
@@ -140,7 +140,7 @@ class Times:
 
 
 def packed(times: Times) -> dict[str, Any]:
-    """Returns times as values for JSON."""
+    """Returns times as JSON-serializable values."""
     return {
         "sums": {name: getattr(times.sums, name) for name in times.sums.__slots__},
         "buckets": times.buckets,
@@ -200,7 +200,8 @@ def prune(folder: Path) -> None:
 
 
 def read(path: Path) -> Times | None:
-    """Returns the contents of a builder's file, which may be changing; None if it is not such a file."""
+    """Returns the contents of a builder's file, which the builder may be changing; None if it is not a builder's
+    file."""
     try:
         with path.open("rb") as file:
             data = file.read(NBYTES)

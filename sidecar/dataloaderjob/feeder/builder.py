@@ -74,8 +74,8 @@ class Builder:
         self._session: Introduction | None = None
 
     def warm_up(self, nbytes: int) -> None:
-        """Performs the steps for a batch once, without user code. This copies memory that is shared with the template,
-        which would cost the first batch 5 to 10 ms. `nbytes`: the size of a body, if known."""
+        """Performs the steps for a batch once, without user code. Writing to memory that is shared with the template
+        copies it, which would otherwise delay the first batch by 5 to 10 ms. `nbytes`: the size of a body, if known."""
         try:
             seed_worker(0, 0)
             seed_batch(0, 0)
@@ -104,7 +104,7 @@ class Builder:
                 else:
                     self._buffers.free(message.a)
             elif message.kind == MessageKind.INIT:
-                if message.fd is not None:  # the output from now on
+                if message.fd is not None:  # the destination of output from now on
                     os.dup2(message.fd, 1)
                     os.dup2(message.fd, 2)
                     os.close(message.fd)
@@ -137,7 +137,8 @@ class Builder:
         return True
 
     def _held(self, session: Introduction) -> HeldGenerators:
-        """Returns the held RNGs; none for a slot, whose RNGs draw as in a worker of torch."""
+        """Returns the RNGs that library classes hold; none for a slot, in which RNGs draw as they do in one of torch's
+        workers."""
         if not session.is_slot and self._fetcher.held is NOTHING_HELD:
             self._fetcher.held = held_by(self._code, session.held)
         return self._fetcher.held
@@ -150,7 +151,8 @@ class Builder:
 
     @property
     def _allow_pickle(self) -> bool:
-        """True if a slot's batches may contain pickles. Batches that the stage of another feeder opens always may."""
+        """True if a slot's batches may contain pickles. Batches that are passed on to another feeder's stage may always
+        contain them."""
         return self._is_staged or self._here.allow_pickle
 
     # Batches

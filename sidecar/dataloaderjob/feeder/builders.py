@@ -40,8 +40,8 @@ from dataloaderjob.feeder.slot_snapshots import SlotSnapshots, SnapshotReceiver
 from dataloaderjob.feeder.trials import Trials
 
 LINGER_S = 0.2
-"""Delay before a session's builder is ended. Ending it takes a few ms, for which the next epoch's first batches would
-wait."""
+"""Delay before a session's builder is ended. Ending the builder takes a few ms, and the next epoch's first batches
+would have to wait for it."""
 END_GRACE_S = 2.0
 """Time that user code has to finish its current step after its session has ended."""
 HUNG_S = 5.0
@@ -49,8 +49,8 @@ HUNG_S = 5.0
 ORPHAN_S = 10.0
 """Time for which a session is kept after its receivers are gone, because a receiver may reconnect."""
 SLOT_ORPHAN_S = 60.0
-"""The same for a slot, which would have to be rebuilt. A receiver that has reconnected may not request anything for a
-while."""
+"""The same for a slot. It is longer because a slot would have to be rebuilt, and because a receiver that has
+reconnected may not request anything for a while."""
 MAX_FIRST_DEATHS = 2
 """Number of builders of a session that must die in worker_init_fn before the session fails."""
 
@@ -94,7 +94,7 @@ class Builders:
         return bundle in self._sessions
 
     def free(self, task: Task) -> bool:
-        """Returns True if this task may be made now."""
+        """Returns True if a builder may start on this task now."""
         session = self._sessions.get(task.bundle)
         if session is None or session.phase is not BuilderPhase.FREE:
             return False
@@ -262,12 +262,12 @@ class Builders:
     # Builders
 
     def _start(self, session: Session) -> None:
-        """Gives the session a builder."""
+        """Assigns a builder to the session."""
         number, channel = self.templates.builder(session.template)
         session.number, session.channel, session.phase = number, channel, BuilderPhase.STARTING
         self._owner.watch(channel, lambda: self._listen(session, channel))
         slot, index = session.bundle.slot, self._settings.index
-        if session.bundle.facts.get(SLOTS):  # a stage has the same number of workers as its reading
+        if session.bundle.facts.get(SLOTS):  # a stage has as many workers as the reading before it
             index = index % max(1, session.bundle.workers) if slot is None else slot
         introduction = Introduction(
             feeder=self._settings.name, index=index,
@@ -401,8 +401,8 @@ def _slot_ticket(task: Task) -> frames.SlotTicket:
 
 
 def _is_asked_again(session: Session, waiting: list[Task]) -> bool:
-    """Returns True if a slot's cancelled batch is requested again, because its builder cannot make anything else
-    first."""
+    """Returns True if the cancelled batch that a slot's builder is making is requested again. The builder must finish
+    it before any other batch of the slot."""
     made = session.task
     return session.slot is not None and made is not None and any(t.ticket == made.ticket for t in waiting)
 

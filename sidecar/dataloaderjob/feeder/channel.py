@@ -1,4 +1,4 @@
-"""Messages between a feeder and the processes that run user code for it: a head, a payload, at most one file
+"""Messages between a feeder and the processes that run user code for it: a head, a payload, and at most one file
 descriptor.
 
     u8 kind, u8 1 if a file descriptor is attached, u16 flags, u32 payload bytes, u64 a, u64 b

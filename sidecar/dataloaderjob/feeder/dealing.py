@@ -51,7 +51,7 @@ class Needs:
         """Returns a rank's packed ticket, with `needed` lowered to the first batch that any rank needs."""
         known = [needed for needed in self._of.get(bundle.id, {}).values() if needed != _NOTHING]
         least = min(known, default=float(ticket.needed))
-        if len(self._of.get(bundle.id, {})) < bundle.ranks:  # the others are about as far as the first
+        if len(self._of.get(bundle.id, {})) < bundle.ranks:  # ranks that have not reported are about as far
             least = min(least, max(bundle.first, max(known, default=least) - STEPS_APART * bundle.ranks))
         if ticket.snapshot is not None and ticket.snapshot[0] > least:
             packed = frames.pack_slot_ticket(ticket._replace(snapshot=None))

@@ -8,7 +8,8 @@ Receivers take turns, and so do the streams of each receiver. Within a stream, t
 built for a receiver with `limit` batches HELD, or with `limit` built and unsent. One exception prevents a deadlock: a
 ticket before all HELD ones of its stream is built anyway, because the receiver may not make room for those until it has
 this one. Once the batches built for all receivers reach `most_nbytes`, a batch is built only for a receiver with
-nothing built. This is necessary because batches built for the others may wait for a trainer that waits for this one.
+nothing built. This is necessary because the batches built for other receivers may be waiting for a trainer that itself
+waits for this receiver's trainer.
 """
 
 from __future__ import annotations
@@ -170,7 +171,8 @@ class Feeding:
         return []
 
     def grant(self, receiver: int, *, stream: int, ticket: int, room: int) -> list[Instruction]:
-        """Handles a GRANT frame. It sends a batch that is HELD, and only increases the room of an unbuilt batch."""
+        """Handles a GRANT frame. A batch that is HELD is sent. For a batch that is not built yet, only the room is
+        increased."""
         task = self.find(receiver, stream, ticket)
         if task is None:
             return []
@@ -187,8 +189,8 @@ class Feeding:
     # Bundles
 
     def bundle_coming(self, bundle: bytes) -> bool:
-        """Handles a BUNDLE frame. Returns True, once per bundle, if the shell must make the bundle ready and report
-        this."""
+        """Handles a BUNDLE frame. Returns True, once per bundle, if the shell must obtain the bundle's blobs and report
+        the result."""
         if bundle in self._known or bundle in self._coming or not self.wanted(bundle):
             return False
         self._coming.add(bundle)

@@ -106,7 +106,7 @@ class Task:
     nbytes: int = 0
     """Size of the built body."""
     body: Any = field(default=None, repr=False)
-    """The shell's object, kept until the body is sent. Dropped when the task is GONE."""
+    """The shell's object for the body. It is kept until the body is sent, and dropped when the task is GONE."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -182,7 +182,7 @@ def _become_template(
 def main(host: socket.socket, parent: int, imported: str | None = None) -> NoReturn:
     """Runs the zygote's process, which the host forked. `parent`: the host's pid.
 
-    `imported`: file for the list of modules that the zygote has imported and its templates do not import again.
+    `imported`: file in which to record the modules that the zygote has imported. Its templates inherit these modules.
     """
     die_with_parent(parent)
     call_itself("dlj-zygote")
@@ -201,7 +201,7 @@ def main(host: socket.socket, parent: int, imported: str | None = None) -> NoRet
     from dataloaderjob.feeder import template  # noqa: F401  so that templates have it
 
     if imported is not None:
-        with contextlib.suppress(OSError):  # without the file, nobody takes over this service
+        with contextlib.suppress(OSError):  # without the file, no other launch can take over this service
             record(Path(imported))
     gc.freeze()  # so that garbage collection in children does not touch the shared pages
     gc.enable()

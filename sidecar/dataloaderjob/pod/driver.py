@@ -4,10 +4,11 @@ feeders.
 
     python -m dataloaderjob.pod.driver --settings FILE.json
 
-Users of the cluster can run code here, so this container has only the feeders' key, which actors get as an argument.
-The supervisor is in the other container (`pod.supervisor`). Before this process joins, it checks the cluster's versions
-and the token. It exits with EXIT_RAY_REFUSED if a version differs. It restarts the agent whenever the agent ends. If
-the raylet ends, this process ends too, and the kubelet starts a fresh container. Children share this process's output.
+Users of the cluster can run code in this container. Therefore, the container has only one of the job's keys: the
+feeders' key, which actors receive as an argument. The supervisor is in the other container (`pod.supervisor`). Before
+this process joins, it checks the cluster's versions and the token. It exits with EXIT_RAY_REFUSED if a version differs.
+It restarts the agent whenever the agent ends. If the raylet ends, this process ends too, and the kubelet starts a fresh
+container. Children share this process's output.
 """
 
 from __future__ import annotations

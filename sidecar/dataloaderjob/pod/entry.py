@@ -4,8 +4,8 @@ started.
 A main process waits for signals, for processes to end, and for time to pass. `Restarts` decides when to restart a
 process, and when that would be useless (pure). `Kept` is a process that is restarted.
 
-The operator writes the settings into the job's ConfigMap. Its `objects/settings.py` sets at least the fields without
-defaults. Each process reads its file once, with `core.settings.load`.
+The operator writes the settings into the job's ConfigMap. The operator's `objects/settings.py` sets at least the fields
+without defaults. Each process reads its file once, with `core.settings.load`.
 """
 
 from __future__ import annotations

@@ -236,7 +236,7 @@ class Output:
 
 
 class Backlog:
-    """A queue of lines. `put` never waits, and `take` is for one writer."""
+    """A queue of lines. `put` never waits, and only one thread may call `take`."""
 
     def __init__(self, max_nbytes: int = MAX_NBYTES) -> None:
         self._max_nbytes = max_nbytes

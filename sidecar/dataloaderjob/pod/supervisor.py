@@ -53,7 +53,7 @@ def supervisor_settings(
         provider_socket=str(Path(settings.link_folder) / LINK_NAME),
         num_feeders=num_feeders,
         state_path=str(folder / "feeders.json"),
-        bind_host=EVERYWHERE,  # feeders and sidecars are in other pods; both sides authenticate with the job's key
+        bind_host=EVERYWHERE,  # feeders and sidecars are in other pods; both sides authenticate with role keys
         port=settings.supervisor_port,
         feeder_supervisor_host=settings.host,
         feeder_blob_folder=str(folder / NODE_BLOBS),

@@ -26,7 +26,8 @@ FIRST_LOOK_S = 0.005
 LAST_LOOK_S = 0.1
 ANSWER_TIMEOUT_S = 30.0
 GONE_TIMEOUT_S = 5.0
-"""Maximum wait when a feeder is killed or feeders are listed. A host that has ended took its feeders with it."""
+"""Maximum wait for the host when a feeder is killed or feeders are listed. A host that has ended took its feeders with
+it."""
 
 
 class LocalProvider:

@@ -1,5 +1,5 @@
 """The supervisor's interface to the component that starts feeders. A running feeder reports to the supervisor on its
-own. A provider does what no feeder can: it starts a feeder, ends it, and explains why it does not come up.
+own. A provider does what no feeder can: it starts feeders, ends them, and explains why a feeder does not come up.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class Guest:
 
 
 OnMessage = Callable[[Guest, ipc.Packet], None]
-"""Takes ownership of the guest. If it raises, the guest is sent the reason and closed."""
+"""Takes ownership of the guest. If the call raises, the guest is sent the reason, and its connection is closed."""
 Peer = TypeVar("Peer", HttpClient, Guest)
 
 
@@ -197,7 +197,7 @@ class HttpServer(Listener[HttpClient]):
 
 
 class TrainerListener(Listener[Guest]):
-    """The Unix socket, and trainers until their first message is complete."""
+    """The Unix socket, and the connections of trainers until their first message is complete."""
 
     def __init__(
         self,

@@ -23,7 +23,7 @@ from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 PREFIX = "dataloaderjob_sidecar_"
 MAX_LABEL = 512
 MAX_ENDED = 64
-"""Maximum number of trainer processes without a receiver whose counts are kept."""
+"""Maximum number of trainer processes for which counts are kept after their receivers have exited."""
 
 
 class MetricKind(Enum):

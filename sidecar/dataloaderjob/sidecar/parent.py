@@ -290,7 +290,7 @@ class Sidecar:
             die_with_parent(parent)
             default_signals()
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_IGN)  # the trainer may still read; the parent ends us
+                signal.signal(number, signal.SIG_IGN)  # the parent ends it: its trainer may still read
             self._close_in_child()
             allow_all_files()
             gc.freeze()

@@ -1,9 +1,9 @@
 """The relay that moves blobs from a trainer's node to the feeders' nodes.
 
 A blob is requested from a sidecar only when a feeder lacks it. If the feeders and the trainer share a folder, no blob
-ever passes through here. A feeder that has a blob serves it to MAX_SERVED others at a time. After four such turns, 64
-nodes have the blob, while the head alone would send it 64 times. The relay decides which source each feeder gets the
-blob from. The server calls the relay in the threads of connections.
+ever passes through this process. A feeder that has a blob serves it to MAX_SERVED others at a time. After four such
+turns, 64 nodes have the blob, while the head alone would send it 64 times. The relay decides which source each feeder
+gets the blob from. The server calls the relay in the threads of connections.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ WAIT_S = 60.0
 it has tickets for that blob."""
 IDLE_TIMEOUT_S = 60.0
 MAX_SERVED = 2
-"""Number of feeders that a source serves at a time. One would be quickest in a network of equal nodes; with two, a slow
-feeder holds up only half a source."""
+"""Number of feeders that a source serves at a time. In a network of equal nodes, one would be fastest; with two, a slow
+feeder holds up only half of a source."""
 MAX_FAILED = 2
 """Number of failed sources after which a feeder gets a blob from the head."""
 PLACE_WAIT_S = 10.0
@@ -97,8 +97,8 @@ class BlobRelay:
 
     def serve(self, sock: socket.socket, digest: str, nbytes: int, address: Address | None) -> None:
         """Makes sure that a feeder gets a blob, and asks sidecars for the blob if it is not here. `address`: the
-        address at which that feeder will serve the blob to others. If None, the feeder will not serve it, and gets it
-        from here. Raises OSError, RemoteProtocolError."""
+        address at which that feeder will serve the blob to others. If None, the feeder will not serve the blob, and
+        gets it from this process. Raises OSError, RemoteProtocolError."""
         if not self._wait(digest, nbytes):
             sockets.send_message(sock, {"type": "gone"})
             return
@@ -107,7 +107,7 @@ class BlobRelay:
             return
         with self._changed:
             sources = self._sources.setdefault(digest, {HERE: 0})
-            sources.pop(address, None)  # the feeder had the blob before
+            sources.pop(address, None)  # the feeder had the blob earlier and no longer has it
         failed = 0
         while not self._served(
             sock, digest, nbytes, self._take_place(sources, here=failed >= MAX_FAILED), sources

@@ -133,8 +133,8 @@ class Supervisor:
             exit_now(EXIT_FAILED)
 
     def _publish_forever(self) -> None:
-        """Publishes changes to sidecars. Changes in quick succession are published together, because with 256 feeders,
-        a list has 50 KB. Feeders that drain are notified after the sidecars."""
+        """Publishes changes to sidecars. Changes in quick succession are published together, because a list of 256
+        feeders takes 50 KB. Feeders that drain are notified after the sidecars."""
         published = -1
         while True:
             with self._changed:
@@ -146,7 +146,7 @@ class Supervisor:
                 self._server.drain(instance)
 
     def _pause_s(self, now: float) -> float:
-        """Returns the time until the next action that no event announces."""
+        """Returns the time until the next action that is due by the clock, without an event."""
         due = [member.since + self._provider.explain_after_s for member in self._awaited()]
         soon = min([d for d in due if d > now] + [self._feeders.next_deadline])
         return min(TICK_S, max(0.01, soon - now))
@@ -271,8 +271,8 @@ class Supervisor:
 
     def replace(self, name: str, instance: str, reason: str, witness: Witness | None = None) -> bool:
         """Handles a receiver's report that a feeder hangs or, with a `witness`, that the receiver cannot connect to it.
-        The latter is believed only if most receivers report it, because a feeder that is connected here may be cut off
-        from only one receiver. Returns True if the feeder is replaced."""
+        A report of the second kind counts only if most receivers make it, because a feeder that is connected to this
+        supervisor may be cut off from only one receiver. Returns True if the feeder is replaced."""
         with self._changed:
             if witness is not None and not self._most_agree(instance, witness):
                 log.info("%s (%s) is %s, says %s", name, instance, reason, "/".join(witness))

@@ -40,7 +40,9 @@ class Reports:
 
     def add(self, sidecar: str, message: Mapping[str, Any]) -> None:
         """Processes a metrics message. Its fields, except the type and the failures, are kept as they are."""
-        self._left = [failure for failure in self._left if failure["sidecar"] != sidecar]  # it is back
+        self._left = [
+            failure for failure in self._left if failure["sidecar"] != sidecar
+        ]  # it has reconnected
         self.sidecars[sidecar] = {k: v for k, v in message.items() if k not in ("type", "failures")}
         found = message.get("failures")
         listed = [_failure_of(sidecar, item) for item in found] if isinstance(found, list) else []

@@ -32,7 +32,7 @@ MAX_FOLDER_NBYTES = 40
 NO_TASKS = RayTasks()
 NOTHING: Mapping[str, str] = MappingProxyType({})
 HOST_MODULE = "dataloaderjob.feeder.host"
-"""The module that a node runs for a feeder. This package may not import it."""
+"""The module that a node runs for a feeder. This package must not import it."""
 _START = (
     "import ray.scripts.scripts as scripts; "
     "from ray._private.node import Node; "
@@ -213,7 +213,7 @@ class RayNode:
 
 
 def without_ray(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment without Ray's variables, which this package sets."""
+    """Returns a copy of the environment without Ray's variables (RAY_*). This package sets those that are needed."""
     return {name: value for name, value in env.items() if not name.startswith("RAY_")}
 
 
@@ -245,7 +245,7 @@ def start_host(
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", HOST_MODULE, "--settings", path, "--ready-fd", str(writer)],
             stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, pass_fds=(writer,), start_new_session=own_session,
-            env={"PYTHONHASHSEED": "0", **without_ray(os.environ), **env},  # sets iterate in one order everywhere
+            env={"PYTHONHASHSEED": "0", **without_ray(os.environ), **env},  # sets iterate in the same order everywhere
         )  # fmt: skip
     finally:
         os.close(writer)
