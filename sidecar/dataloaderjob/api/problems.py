@@ -153,7 +153,7 @@ OLD_NAMES = {
     "processesPerPod": "processesPerPod",
     "numWorkers": "spec.feeders.replicas",
 }
-"""Names that users know from elsewhere, and their equivalents here."""
+"""Names that users know from other tools or releases, and their equivalents in the manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -38,7 +38,7 @@ WAITS, SURE = 0.02, 0.2
 """Shares of time spent waiting. Above the first, training counts as waiting. From the second on, a single look
 suffices."""
 FASTEST, CAREFUL = 4, 2
-"""Largest factor of the number in one step up: normally, and while the demand may be overestimated."""
+"""Maximum factor of one step up: normally, and while the demand may be overestimated."""
 DOWN_AFTER_S = 300.0
 DOWN_EVERY_S = 60.0
 DOWN_MOST = 0.5
@@ -50,11 +50,11 @@ SETTLE_S = 15.0
 GAINED = 0.5
 """Share of the predicted gain below which a step up has failed."""
 DEARER = 1.1
-"""Increase in a batch's cost, relative to the increase in feeders, above which the rates before and after are not
-comparable."""
+"""If a batch's cost has risen by more than this factor times the increase in feeders, the rates before and after a step
+up are not comparable."""
 SATURATED_S, MOST_SATURATED_S = 600.0, 4800.0
 RETRY = 1.25
-"""Largest factor of a step up while a job retries after saturation."""
+"""Maximum factor of a step up while a job that was saturated retries."""
 REGRET_S = 900.0
 """Seconds after a step down within which a step up shows that the step down was wrong. No other step down follows for
 the same time, which doubles with each further step up of this kind."""
@@ -92,7 +92,7 @@ class Situation:
     """The state of a job at one look."""
 
     desired: int
-    """Feeders that the job should have now."""
+    """Number of feeders that the job should have now."""
     ready: int
     measures: Measures | None
     frozen: str = ""
@@ -121,11 +121,11 @@ class _Expectation:
     rate: float
     """Rate before the step."""
     feeders: int
-    """Feeders before the step."""
+    """Number of feeders before the step."""
     gain: float
     """Predicted rate, as a multiple of `rate`."""
     cost_s: float
-    """Time to make a batch before the step."""
+    """Wall time to make a batch before the step."""
     failures: int = 0
 
 
@@ -142,7 +142,7 @@ class Autoscaler:
     """Time since which N* has been known without a gap."""
     _stepped_at: float = -math.inf
     _waited: int = 0
-    """Consecutive looks at which training waited."""
+    """Number of consecutive looks at which training waited."""
     _changed_at: float = -math.inf
     _down_at: float = -math.inf
     _pending_since: float | None = None
@@ -152,9 +152,9 @@ class Autoscaler:
     _saturated_until: float = -math.inf
     _saturated_s: float = SATURATED_S
     _cut: int | None = None
-    """Number of feeders to return to at once, because more did not help."""
+    """Number of feeders to return to at once, because more of them did not help; None if there is nothing to undo."""
     _is_retry: bool = False
-    """True after a job was saturated, until it no longer waits."""
+    """True after a job was saturated, until its training no longer waits."""
     _no_down_until: float = -math.inf
     _regret_s: float = REGRET_S
     _last: Proposal | None = None
@@ -285,9 +285,7 @@ class Autoscaler:
         if expected is None or self._served_at is None or now - self._served_at < SETTLE_S:
             return
         if measures.wall_s > DEARER * expected.cost_s * measures.feeders / max(1, expected.feeders):
-            self._expected = (
-                None  # crowding raises a batch's cost at most in proportion: the work has changed
-            )
+            self._expected = None  # crowding cannot raise a batch's cost by this much: the work has changed
             return
         reached = measures.rate / max(expected.rate, 1e-9)
         if limit is LiveLimit.TRAINER or reached - 1 >= GAINED * (expected.gain - 1):

@@ -46,7 +46,7 @@ LAUNCH = "launch"
 launch loaded."""
 _PART = ".part-"
 SLOWEST = 1e6
-"""Bytes per second. A feeder that receives less than this from another feeder sends its request again."""
+"""Minimum rate in bytes per second. A feeder that receives a blob from another feeder more slowly requests it again."""
 MAX_NBYTES = 1 << 48
 """Maximum size of one blob in bytes, because an untrusted manifest may claim any number."""
 MAX_MANIFEST_NBYTES = 144 * 1024
@@ -82,14 +82,14 @@ class Bundle:
     slot: int | None = None
     """This session's slot among the `workers` slots of an IterableDataset; None: map-style, or all slots."""
     env: dict[str, str] = field(default_factory=dict)
-    """Environment variables that contain user code's rank. Only for an IterableDataset, which may use them for
-    sharding."""
+    """Environment variables that contain the rank, for user code. Set only for an IterableDataset, which may use them
+    for sharding."""
     ranks: int = 0
     """Number of ranks that receive the batches of all slots in turn; 0: each rank has its own slots."""
     taken: tuple[int, ...] = ()
     """Number of batches of each slot that were dealt before the epoch was resumed."""
     held: dict[str, int] = field(default_factory=dict)
-    """States of RNGs that library classes hold, which are not pickled with the objects that use them
+    """States of the RNGs that library classes hold. These RNGs are not pickled with the objects that use them
     (`making.held`)."""
 
     @property
@@ -111,7 +111,7 @@ class Bundle:
 
     @property
     def code(self) -> bytes:
-        """Identifies the code that is loaded, whichever session uses it."""
+        """Identifies the code that is loaded, independently of the session that uses it."""
         loaded = [*(digest for digest, _ in self.blobs), str(self.facts.get(LAUNCH, ""))]
         return hashlib.sha256("".join(loaded).encode()).digest()[:16]
 
@@ -249,7 +249,7 @@ class BlobStore:
         return removed
 
     def write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool = True) -> None:
-        """Stores the chunks under `digest`. With `check`, raises RemoteProtocolError if they hash to something else.
+        """Stores the chunks under `digest`. With `check`, raises RemoteProtocolError if their hash differs.
 
         Raises ServiceUnavailable if the folder was removed with the service that owns it. Raises OSError.
         """

@@ -26,7 +26,7 @@ class Claim:
     run: str
     """Key of the launch: `trainer.session.private.run_key`."""
     pid: int
-    """A process of the launch: the service is not free while this process lives."""
+    """Pid of a process of the launch. The service is not free while this process is alive."""
     keep_s: float
     """Seconds for which the service should keep running after the launch ends."""
     script: str
@@ -41,7 +41,7 @@ class Claim:
 
     @classmethod
     def parse(cls, data: bytes) -> Claim | None:
-        """Returns None if `data` is not a claim."""
+        """Parses a claim. Returns None if `data` is not one."""
         try:
             found = json.loads(data)
             return cls(

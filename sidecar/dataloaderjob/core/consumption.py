@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from hashlib import blake2b
 
 FOLD = 0x9E37_79B9_7F4A_7C15
-"""2**64 divided by the golden ratio, whose bits have no pattern."""
+"""2**64 divided by the golden ratio. Its bits have no pattern."""
 MASK = (1 << 64) - 1
 PROBING = 1 << 30
 """Number of a loader that makes samples only to obtain a state. Nobody consumes these samples, so no record or metric

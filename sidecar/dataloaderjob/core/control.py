@@ -1,7 +1,7 @@
 """The control memfd that a trainer process and its receiver share. No other module touches it.
 
     words    WORDS u64   wake flags and metrics, see the constants
-    index    ROWS x WINDOW u64   one word for each ticket in flight: what is ready
+    index    ROWS x WINDOW u64   one word for each ticket in flight, set once it is ready
     entries  LEASES x 40 B   where a ready batch lies
     ended    LEASES bytes   1 = the trainer's lease has ended
 
@@ -83,9 +83,9 @@ MOST_AHEAD = WINDOW - 24
 """Maximum number of tickets that a trainer may be ahead in one stream."""
 LEASES = 0xFFFE
 FAILED = 0xFFFF
-"""Replaces a lease: the ticket failed; the error has arrived, or will arrive, over the socket."""
+"""Value in place of a lease: the ticket failed, and the error has arrived or will arrive over the socket."""
 THERE = 0xFFFE
-"""Replaces a lease: the ticket asked whether its batch exists, and it does."""
+"""Value in place of a lease: the ticket asked whether its batch exists, and the batch exists."""
 
 _ENTRY = struct.Struct("<QQQQQ")
 _unpack_entry: Callable[[memoryview, int], Any] = _ENTRY.unpack_from
@@ -119,8 +119,8 @@ W_METRICS = 64  # R: the receiver's values of `sidecar.metrics.METRICS`, in that
 _EMPTY_ROW = memoryview(bytes(8 * WINDOW)).cast("Q")
 
 Entry = tuple[int, int, int, int, int]
-"""Location of a ready batch: stream, ticket, region, offset and size in bytes. It is a plain tuple, because every batch
-reads one."""
+"""Location of a ready batch: stream, ticket, region, offset and size in bytes. It is a plain tuple, because one is read
+for every batch."""
 
 
 class Control:
@@ -282,7 +282,7 @@ refused."""
 
 def seal(fd: int, *, is_written_here: bool = False) -> None:
     """Seals a memfd against resizing, so that no process can truncate the memory that another one has mapped (SIGBUS).
-    `is_written_here`: processes that receive the memfd may only read it."""
+    `is_written_here`: True if this process writes to the memfd, and the processes that receive it may only read it."""
     if is_written_here:
         with contextlib.suppress(OSError):  # older kernels do not know this seal
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)

@@ -53,12 +53,13 @@ class QueuedTime:
 
     def __init__(self) -> None:
         self.fd: int | None = None
-        """None if the kernel does not measure this time, or if user code has closed the file descriptor."""
+        """The open file schedstat; None if the kernel does not measure this time, or if user code has closed the file
+        descriptor."""
         with contextlib.suppress(OSError):
             self.fd = os.open(f"/proc/{os.getpid()}/task/{os.getpid()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def ns(self) -> int:
-        """Returns the time since the process started; 0 if it is unknown."""
+        """Returns this time, in nanoseconds, since the process started; 0 if it is unknown."""
         if self.fd is None:
             return 0
         try:
@@ -79,7 +80,7 @@ class CostClock:
         self.begin()
 
     def begin(self) -> None:
-        """Marks the start of a batch, whose samples are made first."""
+        """Marks the start of a batch, and of its samples."""
         self._wall = time.perf_counter_ns()
         self._start = self._collate = self._encode = time.process_time_ns()
 

@@ -51,12 +51,13 @@ class Credentials:
         return self._loaded[0]
 
     def accepted(self, sock: socket.socket) -> TlsConnection:
-        """Takes over an accepted socket."""
+        """Returns a TLS connection over an accepted socket, and takes ownership of the socket."""
         self._refresh()
         return TlsConnection.over(sock, self._server, None)
 
     def connected(self, sock: socket.socket, to: Part) -> TlsConnection:
-        """Takes over a socket that is connected to part `to` of the job."""
+        """Returns a TLS connection over a socket that is connected to part `to` of the job, and takes ownership of the
+        socket."""
         self._refresh()
         return TlsConnection.over(sock, self._client, to.host)
 

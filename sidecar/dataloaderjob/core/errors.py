@@ -6,9 +6,9 @@
     │   └── UnsupportedBatch  a leaf of the batch cannot be sent (also TypeError)
     ├── ServiceError          the service cannot do its work
     │   ├── ServiceUnavailable  no sidecar answers, or it refused this process
-    │   ├── DeadlineExceeded    a wait ran past its deadline; names the late part (also TimeoutError)
+    │   ├── DeadlineExceeded    a wait ran past its deadline; names the late component (also TimeoutError)
     │   └── FeederLost          feeders died repeatedly on one batch
-    │       └── OutOfMemory     every one of them for lack of memory
+    │       └── OutOfMemory     the kernel killed them for lack of memory
     ├── UserCodeError         the user's code raised an exception that cannot be rebuilt here
     └── ProtocolError         a peer violated the protocol
         ├── RemoteProtocolError   the peer's fault

@@ -182,8 +182,8 @@ def _wrong(found: os.stat_result) -> str | None:
 
 
 def check_above(path: Path, remedy: str) -> None:
-    """Checks that nobody else can rename the contents of a folder that we did not create and may have reached
-    through a link.
+    """Checks that nobody else can rename the contents of a folder that this process did not create, and may have
+    reached through a link.
 
     Raises ServiceUnavailable, with `remedy`, if somebody else can. Raises OSError.
     """

@@ -14,7 +14,7 @@ a number and a MAC after the header, and a MAC after any payload that is not a b
 | ticket     | u64  | position of the batch in its stream, from 0 |
 | bundle     | 16 B | `Bundle.id`: the user's code and data that make the batch, and the batch's session |
 | nbytes     | u64  | payload bytes after this header |
-| room       | u64  | TICKET: bytes reserved, which need no GRANT. ANNOUNCE: size of the body. PROGRESS: position.
+| room       | u64  | TICKET: bytes already reserved, without a GRANT. ANNOUNCE: size of the body. PROGRESS: position.
 |            |      | BODY, SHARED: number of bundles that the feeder has loaded. UNMAP: number of a buffer |
 |            | u64  | 0 |
 | check      | u32  | CRC-32 of the preceding 60 bytes |
@@ -150,7 +150,7 @@ class Flag(IntEnum):
     """Marks a slot's TICKET for which a snapshot or a received batch's digest exists, but was omitted because a builder
     of the slot should already have begun. A builder that has not begun exits, and the ticket is sent again in full."""
     MEMORY = 32
-    """Marks a LOST whose process the kernel killed for lack of memory."""
+    """Marks a LOST for a process that the kernel killed for lack of memory."""
 
 
 SINCE = ", since "
@@ -301,7 +301,7 @@ def pack_ticket_of_items(base_seed: int, first_position: int, keys: Any) -> byte
 
 
 def pack_ticket_of_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bool) -> bytes:
-    """Packs keys known to be ints, as `pack_ticket` does. Pickles them if one exceeds 64 bits."""
+    """Packs keys known to be ints, as `pack_ticket` does. Pickles them if any key exceeds 64 bits."""
     n = len(keys)
     try:
         return _ticket_struct(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
@@ -408,7 +408,8 @@ def pack_snapshot(slot: int, made: int, data: bytes) -> bytes:
 
 
 def unpack_snapshot(data: bytes) -> tuple[int, int, bytes]:
-    """Returns (slot, batches made, state). Raises RemoteProtocolError if `data` is not a snapshot."""
+    """Decodes a slot's snapshot: (slot, batches made, state). Raises RemoteProtocolError if `data` is not a
+    snapshot."""
     if not 0 <= len(data) - _SNAPSHOT.size <= MAX_SNAPSHOT_NBYTES:
         raise RemoteProtocolError(
             f"a snapshot may have at most {MAX_SNAPSHOT_NBYTES} bytes, but has {len(data)}"

@@ -137,7 +137,8 @@ def judge(measures: Measures | None) -> InputVerdict | None:
 
 
 def predicted(measures: Measures, feeders: int) -> float:
-    """Returns the rate that the verdict expects with `feeders`, more than now, in batches per second of all ranks."""
+    """Returns the expected rate with `feeders` feeders, a larger number than now, in batches per second of all
+    ranks."""
     pipeline = pipeline_of(measures)
     limit = _limit(measures, pipeline)
     if limit not in (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.TRAINER):
@@ -169,8 +170,8 @@ def _limit(measures: Measures, pipeline: Pipeline) -> LiveLimit:
 
 
 def demand(measures: Measures, pipeline: Pipeline, limit: LiveLimit) -> tuple[float, bool]:
-    """Returns the batches per second that all resources except feeders allow, and True if the slots of an iterable
-    dataset are the limiting resource. A resource that is fully used allows only the current rate."""
+    """Returns the rate, in batches per second, that all resources except feeders allow, and True if the slots of an
+    iterable dataset are the limiting resource. A resource that is fully used allows only the current rate."""
     now = measures.rate
     allowed = ceilings(pipeline)
     if measures.receiving < FULL:  # the model is for any machine, the measurement for this one

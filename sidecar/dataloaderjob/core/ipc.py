@@ -36,7 +36,7 @@ class Type(IntEnum):
     HELLO = 1
     """T: JSON that identifies the trainer. File descriptors: pidfd, then those of an adoption."""
     WELCOME = 2
-    """S: JSON settings. File descriptors: control, wake-trainer, wake-receiver (none when adopted)."""
+    """S: JSON settings. File descriptors: control, wake-trainer, wake-receiver (none at an adoption)."""
     REFUSED = 3
     """S: JSON {"error": ...}; the connection ends."""
     OPEN = 4
@@ -55,10 +55,10 @@ class Type(IntEnum):
     NOTE = 10
     """S: a line for the user, JSON {"text": ...}."""
     STATUS = 11
-    """JSON request and answer about the sidecar's state; needs no pool. T: who is late with `ticket`? S: JSON
-    {"late": ...}."""
+    """A JSON request about the sidecar's state, and the answer. It needs no pool. T: asks which feeder is late with
+    `ticket`. S: JSON {"late": ...}."""
     SNAPSHOT = 12
-    """S: the state of a slot of a stream, from which it can be resumed. Payload: `frames.pack_snapshot`."""
+    """S: the state of a stream's slot, from which the slot can be resumed. Payload: `frames.pack_snapshot`."""
 
 
 class Packet(NamedTuple):
@@ -100,13 +100,13 @@ def parse_json(payload: bytes) -> dict[str, Any]:
 
 
 class Assembler:
-    """An assembler of the packets of one direction into messages."""
+    """An assembler that joins the packets of one direction into messages."""
 
     def __init__(self, limit_nbytes: int = MAX_MESSAGE_NBYTES) -> None:
         self._limit_nbytes = limit_nbytes
         self._parts: list[bytes] = []
         self.nbytes = 0
-        """Bytes kept of an incomplete message."""
+        """Number of bytes kept of an incomplete message."""
 
     def feed(self, packet: bytes) -> Packet | None:
         """Returns a complete message, or None if more packets must follow."""

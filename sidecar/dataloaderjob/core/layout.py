@@ -21,7 +21,7 @@ A node is a tuple that starts with its kind:
 | (PICKLE, i) | value number i is a pickle |
 | (TENSOR ARRAY SCALAR, dtype, itemsize, shape, strides, flags) | a leaf buffer; see `Buffer` |
 | (LIST TUPLE SET FROZENSET, children) | |
-| (NAMEDTUPLE SEQUENCE, class, children) | SEQUENCE: made from an iterable, such as torch.Size |
+| (NAMEDTUPLE SEQUENCE, class, children) | SEQUENCE: built from an iterable, such as torch.Size |
 | (DICT, keys, children) | |
 | (MAPPING, class, keys, children) | rebuilt as class(dict) |
 | (DEFAULTDICT, factory or None, keys, children) | |

@@ -7,7 +7,7 @@ compared between readings of the same process, so a process that starts or exits
 - Nothing counts while there are no live iterators, or more or fewer than usual, such as during an evaluation.
   Therefore, the feeders of a script that has left its loop do not look idle.
 - Once there are enough batches with the current number of feeders, earlier ones do not count.
-- The step is a median over readings, because the long step of a checkpoint is no reason for fewer feeders.
+- The step is a median over readings, because one long step, such as at a checkpoint, is no reason for fewer feeders.
 - On CUDA, kernels are queued, so a trainer that waits for input requests the next batch as soon as it has launched a
   step. The step then looks shorter than it is. Therefore, the last step measured while trainers hardly waited is kept
   (`calm_step_s`).
@@ -32,7 +32,7 @@ RECENT_S = 15.0
 FIRST = 8
 """Number of batches of a sidecar's trainers that do not count, because they belong to the start of a job."""
 ENOUGH = 12
-"""Number of batches below which nothing is known."""
+"""Number of batches below which no measures are available."""
 USUAL_S, USUAL_AFTER_S = 300.0, 30.0
 """Seconds over which the number of iterators is observed, with the median as the usual number, and seconds after which
 the usual number is known."""

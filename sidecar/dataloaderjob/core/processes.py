@@ -34,8 +34,8 @@ CRASH_WINDOW_S = 120.0
 
 
 def die_with_parent(parent: int) -> None:
-    """Kills this process when its parent exits, because it would then have no peer. `parent`: the pid of the process
-    that forked it."""
+    """Makes the kernel kill this process when its parent exits, because this process would then have no peer. `parent`:
+    the pid of the process that forked it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

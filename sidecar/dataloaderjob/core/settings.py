@@ -95,7 +95,7 @@ class LoaderSettings:
     shared_memory_nbytes: int = 2 * 1024**3
     """Shared memory for all pools of this sidecar, in bytes."""
     pool_nbytes: int | None = None
-    """Size of each pool; None: (window + reserve) times the first batch."""
+    """Size of each pool; None: (window + reserve) times the size of the first batch."""
     batch_deadline_s: float = 300.0
     progress_after_s: float = 30.0
     checksum: bool = False
@@ -121,7 +121,7 @@ class SidecarSettings(LoaderSettings):
     key_path: str
     """File with the sidecars' key (`core.keys`)."""
     blobs: str
-    """Folder of user code and data, shared with the trainers, which write it."""
+    """Folder of user code and data, shared with the trainers, which write to it."""
     supervisor_host: str | None = None
     """Host of the supervisor; None: the list of feeders is fixed."""
     supervisor_port: int = 0
@@ -275,7 +275,7 @@ class SupervisorSettings:
     """Host at which feeders find this supervisor."""
     feeder_blob_folder: str
     feeder_key_path: str | None = None
-    """Path of the feeders' key on their nodes; None: the path of the job's key here."""
+    """Path of the feeders' key on their nodes; None: the same as `key_path`."""
     feeder_bind_host: str = "127.0.0.1"
     feeder_advertise_host: str | None = None
     feeder_resources: dict[str, float] = field(default_factory=lambda: {"feeder": 1.0})

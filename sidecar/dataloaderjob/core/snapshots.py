@@ -18,7 +18,7 @@ DATA, PICKLE = b"D", b"\x80"
 
 
 class SnapshotShelf:
-    """The snapshots of one slot, in order of the batches made."""
+    """The snapshots of one slot, sorted by the number of batches made."""
 
     __slots__ = ("_of",)
 

@@ -131,8 +131,8 @@ def ask(
 
 
 def worst(feeders: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Returns the feeder of a status whose cause should be reported. Feeders that are not ready come first; among
-    these, the first with a lasting cause."""
+    """Returns the one feeder of a status to report, with its cause. Feeders that are not ready come first; among these,
+    the first with a lasting cause."""
     told = [f for f in feeders if f.get("why")]
     return min(told, key=lambda f: (f.get("state") == "ready", not _is_lasting(f.get("cause"))), default=None)
 
@@ -170,7 +170,7 @@ def name_of(index: int) -> str:
 
 
 def index_of(name: str) -> int | None:
-    """Returns the number in a feeder's name; None if `name` is not one."""
+    """Returns the number in a feeder's name; None if `name` is not the name of a feeder."""
     head, _, tail = name.rpartition("-")
     return int(tail) if head == "feeder" and tail.isdecimal() and str(int(tail)) == tail else None
 

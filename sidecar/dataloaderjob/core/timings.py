@@ -52,7 +52,7 @@ class Entry(NamedTuple):
     ticket: int
     """Number of the batch in its epoch, or in its slot."""
     sample_ns: int
-    """Time of a batch's slowest sample; 0 for a sample."""
+    """Time of a batch's slowest sample; 0 if the entry is a sample."""
     slot: int
     """Slot of an iterable dataset; -1 for a map-style one."""
     text: str
@@ -61,7 +61,7 @@ class Entry(NamedTuple):
 
 @dataclass(slots=True)
 class Sums:
-    """Counts and sums over batches. Times are in nanoseconds of wall time, unless named otherwise."""
+    """Counts and sums over batches. Times are in nanoseconds of wall time, unless their names say otherwise."""
 
     count: int = 0
     failed: int = 0
@@ -127,7 +127,7 @@ class Times:
         return found
 
     def quantile(self, share: float) -> float | None:
-        """Returns the time, in seconds, within which this share of batches was made, accurate to about a tenth; None
+        """Returns the time, in seconds, within which this share of batches was made, accurate to about 10%; None
         without batches."""
         left = share * sum(self.buckets)
         if not any(self.buckets):

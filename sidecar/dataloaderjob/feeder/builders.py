@@ -45,7 +45,7 @@ would have to wait for it."""
 END_GRACE_S = 2.0
 """Time that user code has to finish its current step after its session has ended."""
 HUNG_S = 5.0
-"""Seconds after the cancellation of a batch at which a builder that is still making it is killed."""
+"""Seconds after the cancellation of a batch after which a builder that is still making it is killed."""
 ORPHAN_S = 10.0
 """Time for which a session is kept after its receivers are gone, because a receiver may reconnect."""
 SLOT_ORPHAN_S = 60.0
@@ -56,7 +56,7 @@ MAX_FIRST_DEATHS = 2
 
 
 class Owner(SnapshotReceiver, Watching, Protocol):
-    """The feeder's loop, as the target of builders' events. Its methods are called within its turns."""
+    """The feeder's loop, which handles builders' events. Its methods are called within the loop's turns."""
 
     def session_free(self) -> None: ...
     def built(self, task: Task, body: Body) -> None: ...

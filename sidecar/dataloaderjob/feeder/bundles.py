@@ -50,7 +50,7 @@ MAX_SPARES = 2
 """Maximum number of idle templates for which one builder is forked ahead of time."""
 _BACKOFF = Backoff(0.2, 5.0)
 Soon = Callable[[Callable[[], None]], None]
-"""Makes the loop call a function. Safe to call from any thread."""
+"""Makes the loop call the function that is passed. Safe to call from any thread."""
 
 
 @dataclass(slots=True)

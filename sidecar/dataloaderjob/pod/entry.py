@@ -49,7 +49,7 @@ of the output, to which Ray's processes write as they end."""
 EXIT_FAILED = 1
 KEPT_GRACE_S = 2.0
 ADDRESS_VARIABLE = "POD_IP"
-"""Variable with the pod's address. If it is not set, everything runs on one machine."""
+"""Environment variable with the pod's address. If it is not set, everything runs on one machine."""
 PLAIN = "--log-color=false"
 ANY_PORTS = ("--min-worker-port=0", "--max-worker-port=0")
 """Options that make workers listen on any free port. Ray's default range, 10002 to 19999, may contain the head's port,

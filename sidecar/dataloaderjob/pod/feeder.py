@@ -156,7 +156,7 @@ class StillThere:
 
 
 class Output:
-    """The output of the pod's feeders, shown from their handover until `close`."""
+    """The output of the pod's feeders. It is shown from the time each feeder hands over its pipes until `close`."""
 
     def __init__(self, path: Path, feeders: Feeders) -> None:
         """Binds the socket `path`. Reports each feeder to `feeders`. Raises OSError."""

@@ -53,8 +53,8 @@ def _ready(machine: Dispatcher) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _queued_time(pid: int) -> QueuedTime:
-    """Returns the clock of this process's queued time. `pid`: this process; it is an argument because a forked process
-    needs its own clock."""
+    """Returns the clock of this process's queued time. `pid`: the pid of this process. It is the key of the cache,
+    because a forked process needs its own clock."""
     del pid
     return QueuedTime()
 

@@ -67,7 +67,8 @@ def create(number: int, nbytes: int, *, single: bool) -> Region:
 
 
 def adopt(number: int, nbytes: int, *, single: bool, fd: int) -> Region:
-    """Maps a memfd that a trainer gave back. Raises RemoteProtocolError if it is not sealed or has another size."""
+    """Maps a memfd that a trainer kept from an earlier receiver. Raises RemoteProtocolError if it is not sealed or has
+    another size."""
     if not sealed(fd) or os.fstat(fd).st_size != nbytes:
         raise RemoteProtocolError(
             f"region {number} that the trainer gave back is not a sealed memfd of {nbytes} bytes"
