@@ -28,7 +28,7 @@ from enum import StrEnum
 from dataloaderjob.core.errors import AuthError
 
 SINCE = 4
-"""Version of the control protocol from which roles have keys of their own."""
+"""First version of the control protocol in which each role has its own key."""
 NBYTES = 32
 _TAG_NBYTES = 16
 KeyOf = Callable[[str, int], bytes]
@@ -44,7 +44,7 @@ class Holder(StrEnum):
 
 
 class Part(StrEnum):
-    """Parts of a job that have certificates of their own (`core.tls`)."""
+    """Parts of a job that have their own certificates (`core.tls`)."""
 
     SUPERVISOR = "supervisor"
     FEEDER = "feeder"
@@ -75,7 +75,7 @@ def derive(job_key: bytes, holder: Holder) -> bytes:
 
 
 def of_job(job_key: bytes) -> KeyOf:
-    """Returns the keys for the supervisor and its controllers, which hold the job's key."""
+    """Returns the function that finds keys for the supervisor and its controllers, which hold the job's key."""
     made = {role: derive(job_key, holder) for role, holder in HOLDERS.items()}
 
     def find(role: str, protocol: int) -> bytes:
@@ -85,7 +85,7 @@ def of_job(job_key: bytes) -> KeyOf:
 
 
 def of_roles(made: Mapping[str, bytes]) -> KeyOf:
-    """Returns the keys for a process to which peers of these roles connect."""
+    """Returns the function that finds keys for a process to which peers of these roles connect."""
     return lambda role, _: _of_role(made, role)
 
 

@@ -7,7 +7,7 @@
     values          one list of `core.values`: the plain values of the tree, to the end of the body; absent if none
 
 The first two words are the seal of a batch (`core.digests`): the digest covers every byte after it, and the identity
-stands for the ticket and keys that the batch was made from.
+stands for the ticket and keys from which the batch was made.
 
 The schema describes the structure, types, shapes and offsets, but no content. Therefore, the header after the seal,
 which includes the schema's digest, is the same for every batch of one kind. A decoder caches the parsed schema under
@@ -81,7 +81,7 @@ class NodeKind(IntEnum):
 
 REQUIRES_GRAD = 1
 PARAMETER = 2
-"""Flags of a TENSOR."""
+"""Bits of a TENSOR's flags."""
 
 _BUFFERS = frozenset({NodeKind.TENSOR, NodeKind.ARRAY, NodeKind.SCALAR})
 _BARE = frozenset({NodeKind.LIST, NodeKind.TUPLE, NodeKind.SET, NodeKind.FROZENSET})
@@ -125,7 +125,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A parsed schema: the tree, and the places of buffers and values. Offsets are relative to the body."""
+    """A parsed schema: the tree, and the offsets of buffers and values. Offsets are relative to the body."""
 
     root: Node
     buffers: tuple[Buffer, ...]

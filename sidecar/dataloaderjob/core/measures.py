@@ -1,7 +1,7 @@
 """Measures of a job's last minute, derived from the running sums of its trainers, receivers and feeders. Pure.
 
-The supervisor adds one reading a second to a `MeasuresWindow`; `Measures` is the summary in its status. Sums are only
-compared between readings of the same process, so a process that starts or exits does not distort them.
+The supervisor adds one reading a second to a `MeasuresWindow`; `Measures` is the summary in its status. Sums are
+compared only between readings of the same process, so a process that starts or exits does not distort the measures.
 
 - Until a sidecar's trainers have taken FIRST batches, their times are startup times, and do not count.
 - Nothing counts while there are no live iterators, or more or fewer than usual, such as during an evaluation.
@@ -27,7 +27,7 @@ from dataloaderjob.core.costs import SLOTS
 
 WINDOW_S = 60.0
 LONGEST_S = 600.0
-"""Maximum span of the window if there are fewer than ENOUGH batches in a minute."""
+"""Maximum span of the window, in seconds, used if there are fewer than ENOUGH batches in a minute."""
 RECENT_S = 15.0
 FIRST = 8
 """Number of batches of a sidecar's trainers that do not count, because they belong to the start of a job."""
@@ -84,7 +84,7 @@ class Measures:
     sending: float = 0.0
     """Share of time during which a feeder's finished batch waits for its connection, on average."""
     slots: int = 0
-    """Slots of iterable datasets that feeders read."""
+    """Number of slots of iterable datasets that feeders are reading."""
 
     def as_dict(self) -> dict[str, Any]:
         return {

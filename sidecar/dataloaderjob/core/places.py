@@ -1,4 +1,5 @@
-"""Names shared by processes on one machine: files of a private service, and environment variables. Imports nothing."""
+"""Names shared by processes on one machine: files of a private service, and environment variables. This module imports
+nothing."""
 
 SOCKET_NAME = "s"
 """The sidecar's socket."""
@@ -51,7 +52,7 @@ IMPORTED_VARIABLE = "DATALOADERJOB_IMPORTED"
 IN_FEEDER_VARIABLE = "DATALOADERJOB_IN_FEEDER"
 NODE_FOLDER_VARIABLE = "DATALOADERJOB_NODE_FOLDER"
 RAY_TASKS_VARIABLE = "DATALOADERJOB_RAY_TASKS"
-"""Set on a Ray node on which user code may start tasks."""
+"""Environment variable that is set on a Ray node on which user code may start tasks."""
 DISTRIBUTED_VARIABLE = "DATALOADERJOB_DISTRIBUTED"
 RECORD_VARIABLE = "DATALOADERJOB_RECORD"
 LAUNCHERS = "RAY|SLURM|OMPI|PMIX?|PRTE"

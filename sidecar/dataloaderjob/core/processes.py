@@ -1,4 +1,5 @@
-"""Parent and child processes: the first steps after a fork, a child's lines of output, the back-off before a retry."""
+"""Parent and child processes: the first steps after a fork, the lines of a child's output, and the back-off before a
+retry."""
 
 from __future__ import annotations
 
@@ -26,10 +27,10 @@ PR_SET_CHILD_SUBREAPER = 36
 MAX_LINE_CHARS = 64 * 1024
 """Maximum length of a line. A longer one is shown in pieces."""
 SEE_OUTPUT = "its own output gives the reason"
-"""Ends a line that points to another process's output, which may come before or after it."""
+"""End of a line that points to another process's output, which may appear before or after that line."""
 _ENDS = re.compile(r"\r\n|\n|\r")
 MAX_CRASHES = 6
-"""Number of crashes within CRASH_WINDOW_S beyond which the next attempt is expected to fail, too."""
+"""Number of crashes within CRASH_WINDOW_S above which the next attempt is expected to fail as well."""
 CRASH_WINDOW_S = 120.0
 
 
@@ -56,7 +57,8 @@ def allow_all_files() -> None:
 
 
 def call_itself(name: str) -> None:
-    """Sets the name that `ps -o comm` and `top` show, up to 15 characters. The default is the parent's name."""
+    """Sets the name of this process in `ps -o comm` and `top`, up to 15 characters. The default is the parent's
+    name."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15])
 
 

@@ -3,12 +3,12 @@ is the writer.
 
     blobs/                      bundles' blobs, by their SHA-256
     rank-R/START-PID.rows       a head, then 48 bytes for each batch that next() returned
-    rank-R/START-PID.tickets    the payloads of their tickets, one after the other
-    rank-R/START-PID.bundles    a line of JSON for each bundle: its manifest, and `in_process` if no feeder used it
+    rank-R/START-PID.tickets    the payloads of the batches' tickets, one after the other
+    rank-R/START-PID.bundles    a line of JSON for each bundle: the manifest, and `in_process` if no feeder used it
 
 Each process writes one piece, whose name begins with the process's start time. A run that is resumed from a checkpoint
-may begin before the end of an earlier piece. Its piece then replaces the earlier piece's rows from that batch on. A
-process that is killed in the middle of a row leaves an incomplete row, which does not count.
+may begin before the end of an earlier piece. The resumed run's piece then replaces the earlier piece's rows from its
+first batch on. A process that is killed in the middle of a row leaves an incomplete row, which does not count.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class Piece:
 
     def bundle(self, row: Row) -> tuple[Bundle, bool] | None:
         """Returns the bundle that made the batch, and True if it did so in the trainer's process; None if the bundle
-        could not be stored."""
+        was not stored."""
         if row.bundle == NO_BUNDLE:
             return None
         path = self.path.with_suffix(".bundles")

@@ -87,7 +87,8 @@ class RayTasks:
 class LoaderSettings:
     """A manifest's settings for one sidecar's pools, the same on one machine and on a cluster.
 
-    `DataLoaderJobSpec.loader_settings` makes them from a manifest; the sidecar's settings add the place where it runs.
+    `DataLoaderJobSpec.loader_settings` builds them from a manifest. `SidecarSettings` adds those that depend on where
+    the sidecar runs.
     """
 
     processes: int = 1
@@ -95,7 +96,7 @@ class LoaderSettings:
     shared_memory_nbytes: int = 2 * 1024**3
     """Shared memory for all pools of this sidecar, in bytes."""
     pool_nbytes: int | None = None
-    """Size of each pool; None: (window + reserve) times the size of the first batch."""
+    """Size of each pool in bytes; None: (window + reserve) times the size of the first batch."""
     batch_deadline_s: float = 300.0
     progress_after_s: float = 30.0
     checksum: bool = False
@@ -106,7 +107,7 @@ class LoaderSettings:
 
     @property
     def limit_nbytes(self) -> int:
-        """Shared memory that one pool may take in total."""
+        """Shared memory, in bytes, that one pool may take in total."""
         return self.shared_memory_nbytes // self.processes
 
 
@@ -128,8 +129,8 @@ class SidecarSettings(LoaderSettings):
     feeders: Sequence[tuple[str, str, str, int]] = ()
     """Fixed feeders (name, instance, host, port), used without a supervisor."""
     scratch: Mapping[str, int] = field(default_factory=dict)
-    """Bytes available for user code and data, here and on feeders' nodes, keyed by the manifest field that sets
-    them."""
+    """Bytes available for user code and data, in this pod and on feeders' nodes, keyed by the manifest field that sets
+    each limit."""
     private: bool = False
     """True to admit only this user's trainers; on a cluster, trainers in the same group may also connect."""
     anyone: bool = False
@@ -215,7 +216,7 @@ class FeederSettings:
     the node's address."""
     port: int = 0
     node: str = ""
-    """The provider's name for the place where the feeder runs; for messages."""
+    """The provider's name for the node of the feeder; for messages."""
     sweeps_blobs: bool = False
     """True if the folder belongs to this node alone: blobs that no feeder has used for a long time are then removed."""
     shares_memory: bool = True
@@ -226,7 +227,7 @@ class FeederSettings:
     max_idle_nbytes: int = 1 << 30
     """Total size, as shipped, up to which bundles without a session stay loaded. The last one always stays loaded."""
     memory_field: str = ""
-    """The manifest field that limits the memory where the feeder runs; empty if none does."""
+    """The manifest field that limits the feeder's memory; empty if no field does."""
     lease_s: float = 0.0
     """Time without a supervisor after which the feeder exits; 0: it keeps serving, and waits for the next
     supervisor."""
@@ -281,14 +282,15 @@ class SupervisorSettings:
     feeder_resources: dict[str, float] = field(default_factory=lambda: {"feeder": 1.0})
     """Ray resources of a node that one feeder takes: CPU, GPU, memory in bytes, and custom resources."""
     ready_timeout_s: float = 150.0
-    """Time after which a feeder that has not reported is replaced. Longer than `worker_register_timeout_s`."""
+    """Time after which a feeder that has not reported is replaced. It should be longer than
+    `worker_register_timeout_s`."""
     init_timeout_s: float = 60.0
     drain_timeout_s: float = 10.0
     """Time that a feeder that is no longer wanted has to finish its work."""
     worker_register_timeout_s: int = 120
-    """The raylets' setting; for messages."""
+    """The raylets' setting of this name; for messages."""
     memory_field: str = ""
-    """The manifest field that limits the feeders' memory; empty if none does."""
+    """The manifest field that limits the feeders' memory; empty if no field does."""
     ray_external: bool = False
     """True if the Ray cluster was not started for the job: feeders then have a lease, and the supervisor sends them the
     key and environment variables."""

@@ -105,7 +105,7 @@ class Advice:
     cpus: float
     """CPUs that these feeders keep busy."""
     link: float
-    """Bytes per second that they send."""
+    """Bytes per second that these feeders send."""
     one_more: float
     """Rate with one more feeder than `feeders`, as a multiple of the rate with `feeders`."""
 

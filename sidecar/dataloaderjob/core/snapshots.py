@@ -7,7 +7,7 @@ from collections.abc import Iterable
 MAX_SNAPSHOTS = 16
 """Maximum number of snapshots kept for one slot, because a feeder may send any number."""
 STEPS_APART = 2
-"""Ranks that share slots step together: they are always fewer than STEPS_APART steps apart."""
+"""Ranks that share slots advance together, always fewer than STEPS_APART steps apart."""
 STEPS_AHEAD, BATCHES_AHEAD = 4, 16
 """Maximum lead of a shared slot over the slowest rank: the batches of STEPS_AHEAD steps, plus BATCHES_AHEAD. The lead
 of a rank's requests is one step smaller, so that no rank waits for a batch that will not be made."""

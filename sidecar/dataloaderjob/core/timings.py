@@ -48,7 +48,7 @@ class Entry(NamedTuple):
 
     took_ns: int
     at_ns: int
-    """Unix time at which it was finished."""
+    """Unix time at which the batch or sample was finished."""
     ticket: int
     """Number of the batch in its epoch, or in its slot."""
     sample_ns: int
@@ -56,7 +56,7 @@ class Entry(NamedTuple):
     slot: int
     """Slot of an iterable dataset; -1 for a map-style one."""
     text: str
-    """The sample, or the slowest sample of the batch."""
+    """Name of the sample, or of the batch's slowest sample."""
 
 
 @dataclass(slots=True)
@@ -93,7 +93,7 @@ class Sums:
 
     @property
     def spread(self) -> float:
-        """Coefficient of variation of a batch's wall time; 0 for fewer than two."""
+        """Coefficient of variation of a batch's wall time; 0 for fewer than two batches."""
         if self.count < 2 or not self.wall_ns:
             return 0.0
         mean = self.wall_ns / 1e9 / self.count
@@ -193,7 +193,7 @@ def files(folder: Path) -> Iterator[tuple[str, int, Path]]:
 
 
 def prune(folder: Path) -> None:
-    """Removes the oldest files of a folder until it has room for one more. Raises OSError."""
+    """Removes the oldest files of a folder until the folder has room for one more. Raises OSError."""
     found = [path for _, _, path in files(folder)]
     for path in sorted(found, key=lambda path: path.stat().st_mtime)[: max(0, len(found) - MOST_FILES + 1)]:
         path.unlink(missing_ok=True)

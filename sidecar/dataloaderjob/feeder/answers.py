@@ -1,7 +1,7 @@
 """The answers of a builder that makes a slot, kept while they may be requested again, and the slot's snapshots.
 
-A slot cannot be rewound. If a batch did not arrive, because its place in the pool was needed or a connection broke, it
-is sent again from its buffer.
+A slot cannot be rewound. If a batch did not arrive, because its place in the pool was needed for another batch or a
+connection broke, it is sent again from its buffer.
 """
 
 from __future__ import annotations

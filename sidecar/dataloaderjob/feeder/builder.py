@@ -192,7 +192,7 @@ class Builder:
                 return False
             if self._here.ranks:
                 self._make_for_others(ticket, message)
-            # If earlier batches are rebuilt first, the cost would be that of several batches.
+            # If earlier batches are rebuilt first, the cost would include these batches.
             is_next = self._source.made == ticket.number
             self._begin_clocks()
             answer = self._answer(ticket, message)
@@ -375,7 +375,7 @@ def _nbytes_of(kind: int, payload: bytes) -> int | None:
 
 
 def _unpack(payload: bytes) -> frames.Ticket:
-    """Unpacks a ticket. Raises InputError for keys of types that this feeder does not have."""
+    """Unpacks a ticket. Raises InputError if a key's type cannot be imported in this feeder."""
     try:
         return frames.unpack_ticket(payload)
     except (ImportError, AttributeError) as exc:

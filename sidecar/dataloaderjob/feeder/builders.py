@@ -113,8 +113,8 @@ class Builders:
         yield from ((s.task, s.replayed) for s in self._sessions.values() if s.task is not None)
 
     def open(self, bundle: Bundle, base_seed: int) -> None:
-        """Begins a session for a bundle whose blobs are on this node. `Owner.session_free` reports when it can be
-        used."""
+        """Begins a session for a bundle whose blobs are on this node. `Owner.session_free` reports when the session can
+        be used."""
         template = self.templates.get(bundle)
         session = self._sessions[bundle.id] = Session(bundle, template, base_seed, time.monotonic())
         template.sessions.append(session)
@@ -185,7 +185,7 @@ class Builders:
         session.phase, session.ended_at = BuilderPhase.ENDING, time.monotonic()
 
     def end_lingering(self, bundle: bytes) -> None:
-        """Ends a lingering session at once, because it is needed again and can begin only after that."""
+        """Ends a lingering session at once, because the session is needed again, and can begin only after its end."""
         session = self._sessions.get(bundle)
         if session is not None and session.phase is BuilderPhase.ENDING:
             self._end_builder(session, time.monotonic())

@@ -30,7 +30,7 @@ EPOCHS = (
 
 
 class Needs:
-    """The batches of its slot that the ranks of each session may still request."""
+    """The batches that the ranks of each session may still request from the session's slot."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, dict[int, float]] = {}

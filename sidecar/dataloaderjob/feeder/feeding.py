@@ -1,4 +1,4 @@
-"""The state machine of one feeder and all its receivers, which decides what happens to tickets. Pure.
+"""The state machine of one feeder and all its receivers. It decides how tickets are handled. Pure.
 
 Events go in (a frame has arrived, a batch is built, a body is sent), and instructions come out. The machine never
 inspects payloads. Each bundle has its own builder, which makes one batch at a time. The shell, `feeder.server`, reports
@@ -112,7 +112,7 @@ class Feeding:
 
     @property
     def idle(self) -> bool:
-        """True if no receiver is owed anything."""
+        """True if no receiver is waiting for anything."""
         return not self.load and not any(k.held or k.unsent for k in self._receivers.values())
 
     @property
@@ -332,7 +332,7 @@ class Feeding:
         return [Withdraw(task)] if was is TaskState.READY else []
 
     def _move(self, task: Task, event: TaskEvent) -> None:
-        """Changes the task's state and updates the collections and counts that it is part of."""
+        """Changes the task's state, and updates the collections and counts that contain the task."""
         self._history.append((task.serial, event))
         state = TRANSITIONS.get((task.state, event))
         if state is None:

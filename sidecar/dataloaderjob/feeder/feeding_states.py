@@ -117,7 +117,7 @@ class Instruction:
 
 
 class NeedBundle(Instruction):
-    """Ask the task's receiver for its bundle's manifest."""
+    """Ask the task's receiver for the manifest of the task's bundle."""
 
 
 class Announce(Instruction):

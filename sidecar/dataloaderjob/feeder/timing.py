@@ -49,8 +49,8 @@ class NoClock:
 
 
 def open_clock(folder: Path | None, feeder: str, queued_time: QueuedTime, *, by_sample: bool) -> NoClock:
-    """Returns a clock that writes to a new file for this process, if the folder exists and has room; otherwise, one
-    that measures nothing. `by_sample`: samples are made one by one."""
+    """Returns a clock that writes to a new file for this process. If the folder does not exist, or the file cannot be
+    created, returns a clock that measures nothing. `by_sample`: samples are made one by one."""
     if folder is None or not folder.is_dir():
         return NoClock()
     with contextlib.suppress(OSError, ValueError):

@@ -7,8 +7,8 @@ a fresh container. A file reports whether the pod is ready (`pod.readiness`).
 
 This process shows feeders' output as lines `[feeder-3] ...`. Each feeder hands over the read ends of three pipes
 (`providers.ray.actor`). Two carry its output. The third gets a byte once the feeder serves, and closes when the feeder
-ends. One thread always reads them, and another writes the lines. If no one reads this process's output, it drops and
-counts the newest lines, so user code does not wait.
+ends. One thread always reads the pipes, and another writes the lines. If no one reads this process's output, the
+process drops and counts the newest lines, so user code does not wait.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ class FeederPod:
 
 class StillThere:
     """A check that the GCS that is being joined still accepts connections. Ray itself would keep asking a dead GCS for
-    minutes, although another head may already run under its name."""
+    minutes, although another head may already run under the same name."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address, self._due, self._misses = address, 0.0, 0
@@ -191,7 +191,7 @@ class Output:
             for key, _ in self._poll.select():
                 key.data()
         more = True
-        while more:  # the last output of those that have ended
+        while more:  # the last output of feeders that have ended
             ready = [key for key, _ in self._poll.select(0) if key.fd != self._wake_r]
             more = sum(bool(key.data()) for key in ready) > 0
         for key in list(self._poll.get_map().values()):

@@ -3,7 +3,7 @@
     python -m dataloaderjob.pod.head --settings FILE.json
 
 The agent (`providers.ray.agent`) is the job's Ray driver, and serves the supervisor in the other container
-(`pod.supervisor`). Anyone who holds Ray's token can run code here, so this container has none of the job's keys. This
+(`pod.supervisor`). Anyone who holds Ray's token can run code in this container, so it has none of the job's keys. This
 process restarts the agent whenever the agent ends. If the GCS or the raylet ends, this process ends too, and the
 kubelet starts a fresh container. Feeders' pods find the new GCS under the same name. Children share this process's
 output.

@@ -46,7 +46,7 @@ class LocalProvider:
         self.in_force: dict[str, Any] = {}
 
     def connect(self) -> None:
-        """Waits for the host, which imports torch first. Raises ServiceError if it does not come up."""
+        """Waits for the host, which imports torch first. Raises ServiceError if the host does not come up."""
         deadline = time.monotonic() + self._settings.init_timeout_s
         self._ask({"type": "list"}, deadline)
 

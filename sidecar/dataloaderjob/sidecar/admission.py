@@ -34,7 +34,7 @@ class ReceiverProcess:
     channel: socket.socket
     control: Control
     untold: bool = False
-    """True if its channel was full, so that the list of feeders must be sent again."""
+    """True if the receiver's channel was full, so that the list of feeders must be sent again."""
 
 
 class Admission:

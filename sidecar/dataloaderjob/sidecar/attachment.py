@@ -26,7 +26,7 @@ class Attachment:
         self.ended = settings.ended
         """The reason why the job has ended; empty while the job is running."""
         self.outdated = ""
-        """The reason why the sidecar must be restarted; empty if it need not be."""
+        """The reason why the sidecar must be restarted; empty if no restart is needed."""
 
     def look(self, now: float) -> bool:
         """Reads the files if the last read was long enough ago. Returns True if anything has changed. Files that cannot

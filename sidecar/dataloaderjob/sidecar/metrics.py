@@ -36,13 +36,13 @@ class Metric:
     """One row. Times are kept in nanoseconds and served in seconds."""
 
     key: str
-    """Its name in the sidecar's status."""
+    """Name of the metric in the sidecar's status."""
     name: str
-    """Its name in Prometheus, after PREFIX."""
+    """Name of the metric in Prometheus, after PREFIX."""
     kind: MetricKind
     help: str
     read: Callable[[Dispatcher], int] | int
-    """Function that reads it from the dispatcher, or index of the word in which the trainer stores it."""
+    """Function that reads the metric from the dispatcher, or index of the word in which the trainer stores it."""
     mask: int = -1
     """Bits served to Prometheus."""
 

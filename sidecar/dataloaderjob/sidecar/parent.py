@@ -1,5 +1,5 @@
 """The sidecar's parent process. It attaches trainers, forks a receiver for each, follows the supervisor, and serves
-metrics and health. It has no threads, because it forks, and takes no part in the data path.
+metrics and health checks. It is outside the data path, and has no threads, because it forks.
 """
 
 from __future__ import annotations

@@ -33,8 +33,8 @@ KEEP_UNUSED_S = 120.0
 """Seconds for which unused blobs are kept. A trainer writes its blobs before it reports the bundle, and may have to
 attach again in between."""
 MAX_LOADERS = 16
-"""Maximum number of a trainer's loaders whose last bundles are kept. Any other loader stores its bundle again on
-use."""
+"""Maximum number of loaders of one trainer for which the last bundle is kept. Any other loader stores its bundle again
+on use."""
 
 
 class SupervisorClient:

@@ -2,8 +2,8 @@
 
 A blob is requested from a sidecar only when a feeder lacks it. If the feeders and the trainer share a folder, no blob
 ever passes through this process. A feeder that has a blob serves it to MAX_SERVED others at a time. After four such
-turns, 64 nodes have the blob, while the head alone would send it 64 times. The relay decides which source each feeder
-gets the blob from. The server calls the relay in the threads of connections.
+turns, 64 nodes have the blob, while the head alone would send it 64 times. The relay decides from which source each
+feeder gets the blob. The server calls the relay in the threads of connections.
 """
 
 from __future__ import annotations
@@ -60,9 +60,10 @@ class BlobRelay:
         self._changed = threading.Condition()
         self._holders: dict[str, dict[int, Want]] = {}
         self._uploads: dict[str, _Upload] = {}
-        """Blobs that were requested and are not here yet. All feeders that lack a blob wait for the same upload."""
+        """Blobs that were requested and have not arrived yet. All feeders that lack a blob wait for the same upload."""
         self._sources: dict[str, Sources] = {}
-        """Sources of each blob. Those of a blob that was removed from here are kept until the next upload."""
+        """Sources of each blob. The sources of a blob that was removed from this process's folder are kept until the
+        next upload."""
 
     def has(self, holder: int, digest: str, want: Want) -> None:
         """Records that a sidecar can upload this blob."""
@@ -96,9 +97,9 @@ class BlobRelay:
             self._changed.notify_all()
 
     def serve(self, sock: socket.socket, digest: str, nbytes: int, address: Address | None) -> None:
-        """Makes sure that a feeder gets a blob, and asks sidecars for the blob if it is not here. `address`: the
-        address at which that feeder will serve the blob to others. If None, the feeder will not serve the blob, and
-        gets it from this process. Raises OSError, RemoteProtocolError."""
+        """Makes sure that a feeder gets a blob, and asks sidecars for the blob if this process does not have it.
+        `address`: the address at which that feeder will serve the blob to others. If None, the feeder will not serve
+        the blob, and gets it from this process. Raises OSError, RemoteProtocolError."""
         if not self._wait(digest, nbytes):
             sockets.send_message(sock, {"type": "gone"})
             return
@@ -126,8 +127,8 @@ class BlobRelay:
     def _served(
         self, sock: socket.socket, digest: str, nbytes: int, source: Source, sources: Sources
     ) -> bool:
-        """Names a source and waits for the feeder's answer. Returns False if the feeder could not get the blob
-        there."""
+        """Names a source and waits for the feeder's answer. Returns False if the feeder could not get the blob from
+        this source."""
         stored = False
         try:
             if source is HERE:
@@ -189,7 +190,8 @@ class BlobRelay:
         return True
 
     def _whom_to_ask(self, digest: str, now: float) -> Want | None:
-        """Returns the sidecar to ask for a blob; None if there is none, or while one uploads it or was just asked."""
+        """Returns the function that requests a blob from a sidecar; None if no sidecar has the blob, or while one
+        uploads it or was just asked."""
         upload, holders = self._uploads.get(digest), self._holders.get(digest, {})
         if upload is not None and upload.holder in holders and now - upload.asked_at < ASK_AGAIN_S:
             return None
@@ -201,7 +203,7 @@ class BlobRelay:
         return want
 
     def _moving(self, digest: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-        """Passes the pieces on, and records when they arrive."""
+        """Yields the pieces, and records when they arrive."""
         for piece in pieces:
             if (upload := self._uploads.get(digest)) is not None:
                 upload.asked_at = upload.moved_at = time.monotonic()

@@ -4,8 +4,8 @@
 
 `feeder_set` makes the decisions, and a provider (`providers.provider`) carries them out. `server` handles the
 connections, and `reports` keeps the reports of sidecars and feeders. Only the main thread calls the provider. A
-restarted supervisor adopts the feeders that it finds. It exits with EXIT_RAY_LATE if Ray does not come up, and with
-EXIT_RAY_LOST if Ray is lost. Its parent then starts it again; the feeders continue.
+restarted supervisor adopts the feeders that it finds. The supervisor exits with EXIT_RAY_LATE if Ray does not come up,
+and with EXIT_RAY_LOST if Ray is lost. Its parent then starts it again; the feeders continue.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Supervisor:
         self._asked_for_memory_at = self._measured_at = 0.0
         self._stopping = False
         self._ending: set[int] | None = None
-        """Feeders to end because the job has ended; None if there are none."""
+        """Feeders to end because the job has ended; None if the job has not ended, or they have been ended."""
         self._ended = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)

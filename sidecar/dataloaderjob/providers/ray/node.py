@@ -1,10 +1,11 @@
 """Ray's processes on one node: started, watched and ended as a unit. `local` and `pod` use it.
 
 `ray start` runs in a separate session, without a dashboard or client server, and with a small object store and token
-authentication. It gets no CPUs unless user code may start tasks: feeders are placed by a resource named "feeder", and
-Ray starts no workers before they are needed. It runs without `--block`, which would kill the raylet, and with it all
-feeders, as soon as the GCS dies. Ray's processes outlive a SIGTERM. Every process of the session is therefore recorded
-with a pidfd, so that processes that are left after the grace period can be killed. This module does not import Ray.
+authentication. The node has no CPUs unless user code may start tasks: feeders are placed by a resource named "feeder",
+and Ray starts no workers before they are needed. `ray start` runs without `--block`, which would kill the raylet, and
+with it all feeders, as soon as the GCS dies. Ray's processes outlive a SIGTERM. Every process of the session is
+therefore recorded with a pidfd, so that processes that are left after the grace period can be killed. This module does
+not import Ray.
 """
 
 from __future__ import annotations
@@ -144,7 +145,8 @@ class RayNode:
         return self._starter.poll()
 
     def pids(self) -> dict[int, str]:
-        """Returns the live processes of this node, recorded now or before: pid to name."""
+        """Returns the live processes of this node, recorded by this or an earlier call, as a mapping from pid to
+        name."""
         self._record()
         return {p.pid: p.name for p in self._processes.values() if alive(p.pidfd)}
 
@@ -162,7 +164,7 @@ class RayNode:
         return {p.name: p.pidfd for p in self._processes.values() if p.name in self._vital}
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Ends every process: sends SIGTERM, then SIGKILL to those that still live after `grace_s`. Safe to call
+        """Ends every process: sends SIGTERM, then SIGKILL to those that are still alive after `grace_s`. Safe to call
         twice."""
         if self._starter is None:
             return
