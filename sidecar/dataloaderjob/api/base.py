@@ -320,7 +320,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isInteger": lambda one: _quantity(one).value.denominator == 1,
     "asInteger": lambda one: int(_quantity(one).value),
 }
-"""The Kubernetes extensions to CEL that rules use. Here, a quantity is represented by its text."""
+"""The Kubernetes extensions to CEL that rules use. In this module, a quantity is represented by its text."""
 _program = cache(cel.compile)
 _NAMED = re.compile(r"self((?:\.\w+\b(?!\())+)")
 """Matches a field named in CEL, including the path to it."""

@@ -28,7 +28,7 @@ Schema = dict[str, Any]
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS = "x-kubernetes-validations"
 _NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(memoryPerProcess|poolSize)\))")
-"""Matches a number that a message converts to text. The API server knows no bound on the length of such text, and
+"""Matches a number that a message converts to text. The API server knows no bound on the length of this text, and
 rejects the message expression as too expensive."""
 _LITERAL = re.compile(r"'[^'\\]*'")
 """Matches a `found` that always yields the same text and therefore needs no expression."""
@@ -130,7 +130,7 @@ def _add_rules(schema: Schema, model: type[BaseModel]) -> None:
 
 
 def _validation(rule: Rule, below: str = "") -> Schema:
-    """Makes the schema of one rule. `below`: the field that holds the rule's model, if the rule must be placed above
+    """Builds the schema of one rule. `below`: the field that holds the rule's model, if the rule must be placed above
     that field."""
 
     def lift(cel: str) -> str:

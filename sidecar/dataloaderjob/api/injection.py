@@ -235,7 +235,7 @@ def remove(pod: dict[str, Any]) -> None:
 
 
 def _injected_variables(names: Sequence[Any]) -> int:
-    """Counts the injected variables, which are the first ones."""
+    """Counts the injected variables, which come first in the list."""
     if SOCKET_VARIABLE not in names:
         return 0
     end = names.index(SOCKET_VARIABLE) + 1

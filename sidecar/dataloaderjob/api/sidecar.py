@@ -1,5 +1,5 @@
-"""The sidecar's container, and the names of its volumes and files. All code that puts a sidecar into a pod builds it
-here: the operator for its own trainers, the webhook, and `dataloaderjob inject`. Pure.
+"""The sidecar's container, and the names of its volumes and files. Everything that puts a sidecar into a pod builds the
+container with this module: the operator for its own trainers, the webhook, and `dataloaderjob inject`. Pure.
 """
 
 from __future__ import annotations

@@ -41,7 +41,7 @@ class Claim:
 
     @classmethod
     def parse(cls, data: bytes) -> Claim | None:
-        """Parses a claim. Returns None if `data` is not one."""
+        """Parses `data`. Returns None if it is not a claim."""
         try:
             found = json.loads(data)
             return cls(

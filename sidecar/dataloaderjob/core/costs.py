@@ -42,7 +42,7 @@ class BatchCost(NamedTuple):
 
     @staticmethod
     def unpack(data: bytes, offset: int) -> BatchCost | None:
-        """Returns the cost at `offset`; None if `data` contains none there."""
+        """Returns the cost at `offset`; None if `data` contains no cost at that place."""
         return BatchCost(*_COST.unpack_from(data, offset)) if len(data) >= offset + _COST.size else None
 
 

@@ -9,7 +9,7 @@
     │   ├── DeadlineExceeded    a wait ran past its deadline; names the late component (also TimeoutError)
     │   └── FeederLost          feeders died repeatedly on one batch
     │       └── OutOfMemory     the kernel killed them for lack of memory
-    ├── UserCodeError         the user's code raised an exception that cannot be rebuilt here
+    ├── UserCodeError         the user's code raised an exception that cannot be rebuilt in the trainer
     └── ProtocolError         a peer violated the protocol
         ├── RemoteProtocolError   the peer's fault
         └── AuthError             the peer does not hold the job's key
@@ -95,6 +95,6 @@ def say(text: str) -> None:
 
 
 def named(name: str) -> type[DataLoaderJobError]:
-    """Returns the error class of this name; ServiceError if another process names a class that does not exist here."""
+    """Returns the error class of this name; ServiceError if this release has no class of that name."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, DataLoaderJobError) else ServiceError

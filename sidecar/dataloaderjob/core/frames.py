@@ -106,7 +106,7 @@ class FrameKind(IntEnum):
     PROGRESS = 7
     """F: about to make sample number `room` of this ticket. Only for tickets with Flag.PROBE."""
     NEED_BUNDLE = 8
-    """F: `bundle` is unknown here."""
+    """F: the feeder does not know `bundle`."""
     BUNDLE = 9
     """R: the bundle. Payload: its manifest (JSON)."""
     NOTE = 10
@@ -136,8 +136,8 @@ class Flag(IntEnum):
     """Bits of a header's `flags`. Not an IntFlag, whose `&` takes 2 µs, and more with cold caches."""
 
     CHECKSUM = 1
-    """Makes the receiver verify this BODY against its digest (`core.digests`). A TICKET with this flag requests such a
-    BODY."""
+    """Makes the receiver verify this BODY against its digest (`core.digests`). A TICKET with this flag requests a BODY
+    with this flag."""
     PROBE = 2
     """Requests PROGRESS before each sample of a TICKET, because the ticket was outstanding when a feeder died or
     hung."""

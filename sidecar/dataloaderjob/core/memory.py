@@ -78,7 +78,7 @@ def die_first(root: Path = _ROOT) -> None:
 
 
 def die_as(pid: int, root: Path = _ROOT) -> None:
-    """Gives this process, and its children, the same oom_score_adj as `pid`."""
+    """Sets this process's oom_score_adj, which its children inherit, to the value of process `pid`."""
     with contextlib.suppress(OSError):
         (root / "proc/self/oom_score_adj").write_text((root / f"proc/{pid}/oom_score_adj").read_text())
 
@@ -123,7 +123,7 @@ class MemoryWatch:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, _Version]]:
-    """Yields the folders of this process's cgroups that are visible from here: its own first, then their parents.
+    """Yields the folders of this process's cgroups that are visible to this process: its own first, then their parents.
 
     In a container, the container's own folder is mounted as the root, whatever path the kernel reports.
     """

@@ -80,7 +80,7 @@ def close_all_but(keep: set[int]) -> None:
 
 def hold_standard_descriptors() -> None:
     """Opens any closed file descriptor from 0 to 2 on the null device. Otherwise, a socket or memfd could get one of
-    these numbers, and printed output would go there."""
+    these numbers, and would receive printed output."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -136,7 +136,7 @@ def alive(pidfd: int) -> bool:
 
 def start_time(pid: int) -> str:
     """Returns the start time of a live process, as counted by the kernel. It distinguishes the process from a later one
-    with the same pid. Returns an empty string if there is no such process."""
+    with the same pid. Returns an empty string if the process does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:

@@ -280,7 +280,7 @@ class SupervisorSettings:
     feeder_bind_host: str = "127.0.0.1"
     feeder_advertise_host: str | None = None
     feeder_resources: dict[str, float] = field(default_factory=lambda: {"feeder": 1.0})
-    """Ray resources of a node that one feeder takes: CPU, GPU, memory in bytes, and custom resources."""
+    """Ray resources that one feeder takes from its node: CPU, GPU, memory in bytes, and custom resources."""
     ready_timeout_s: float = 150.0
     """Time after which a feeder that has not reported is replaced. It should be longer than
     `worker_register_timeout_s`."""
@@ -297,7 +297,7 @@ class SupervisorSettings:
     ray_tag: str = ""
     """Unique name of the job among all jobs of that cluster; empty: the job's own name."""
     feeder_env: Mapping[str, str] = field(default_factory=dict)
-    """The manifest's environment variables for user code on such a cluster."""
+    """The manifest's environment variables for user code on that cluster."""
     tls_folder: str = ""
     """Folder with the certificates of the supervisor (`core.tls`); empty: connections do not use TLS."""
     feeder_tls_folder: str = ""

@@ -147,7 +147,8 @@ class Builders:
             )
 
     def _why_not(self, session: Session, receiver: int, ticket: frames.SlotTicket) -> str:
-        """Returns the reason why a rank gets nothing from a slot that it shares with others; empty if there is none."""
+        """Returns the reason why a rank receives nothing from a slot that it shares with others; empty if there is
+        none."""
         if ticket.base_seed != session.base_seed:
             return dealing.SEEDS
         others = (s.bundle for s in self._sessions.values() if s.phase is not BuilderPhase.ENDING)

@@ -79,8 +79,8 @@ _NOTHING = float("inf")
 def refusal(
     bundle: Bundle, receiver: int, needed: int, others: Iterable[Bundle], users: Callable[[bytes], set[int]]
 ) -> str:
-    """Returns the reason why a rank gets nothing from this session, given the bundles of other ranks; empty if there is
-    none."""
+    """Returns the reason why a rank receives nothing from this session, given the bundles of other ranks; empty if
+    there is none."""
     if bundle.ranks < 2:
         return ""
     here = users(bundle.id)

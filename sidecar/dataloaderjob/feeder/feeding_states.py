@@ -101,7 +101,7 @@ class Task:
     room: int
     """Size in bytes up to which the body may be sent without a GRANT."""
     payload: bytes = field(repr=False)
-    """The result of `frames.pack_ticket`; opaque here."""
+    """The result of `frames.pack_ticket`; opaque to the state machine."""
     state: TaskState
     nbytes: int = 0
     """Size of the built body."""

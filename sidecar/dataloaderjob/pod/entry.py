@@ -325,7 +325,7 @@ class HeadSettings:
     """The version of Ray that the image must have; None for any version."""
     feeder_key_path: str | None = None
     """File with the feeders' key in their pods or, on an existing Ray cluster, in Ray's container. On an existing
-    cluster, feeders get the key as an argument."""
+    cluster, feeders receive the key as an argument."""
     external: ExternalRay = field(default_factory=ExternalRay)
     temp_dir: str = TEMP_DIR
     """Folder of Ray's and this package's state. Its path has at most 40 bytes, because of Unix sockets. An earlier

@@ -285,7 +285,7 @@ class Backlog:
 
 class _Pipe:
     """One of a feeder's three pipes, read until its end. The poll loop calls this object when the pipe is readable. The
-    call returns True if there was something to read."""
+    call returns True if anything was read."""
 
     def __init__(
         self, fd: int, poll: selectors.BaseSelector, takes: Callable[[bytes], None], ends: Callable[[], None]

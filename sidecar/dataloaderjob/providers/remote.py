@@ -1,8 +1,8 @@
 """Feeders through a provider in another process, which answers the messages of `providers.link` at a Unix socket.
 
-In the head's pod, the supervisor and Ray are in two containers. Code with Ray's token can run anything next to Ray, and
-must not find the job's key there. This module needs neither Ray nor its token. Only the supervisor's main thread calls
-it.
+In the head's pod, the supervisor and Ray are in two containers. Code with Ray's token can run anything in Ray's
+container, so the job's key must not be in that container. This module needs neither Ray nor its token. Only the
+supervisor's main thread calls it.
 """
 
 from __future__ import annotations

@@ -16,7 +16,7 @@ from dataloaderjob.core.settings import LoaderSettings, SidecarSettings
 
 EXTRA_PROCESSES = 8
 """Maximum number of processes that may attach to a private service in addition to those for which it was started.
-Together, they get the memory of one process."""
+Together, they share the memory of one process."""
 MAX_LISTED = 8
 
 

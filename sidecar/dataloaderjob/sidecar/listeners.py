@@ -146,7 +146,7 @@ class Listener(ABC, Generic[Peer]):
 
 
 class HttpServer(Listener[HttpClient]):
-    """An HTTP server that answers GET for the handler's paths."""
+    """An HTTP server that answers GET requests for the handler's paths."""
 
     def __init__(self, host: str, port: int, handler: Handler, select: selectors.BaseSelector) -> None:
         """Listens at once. Raises InputError if it cannot listen at that address."""

@@ -22,8 +22,8 @@ from dataloaderjob.core.errors import RemoteProtocolError
 ASK_AGAIN_S = 10.0
 """Seconds without any part of a requested blob after which the relay gives up on the sidecar, and asks another one."""
 WAIT_S = 60.0
-"""Seconds without any part of a blob after which a waiting feeder gets the answer "gone". The feeder asks again while
-it has tickets for that blob."""
+"""Seconds without any part of a blob after which a waiting feeder receives the answer "gone". The feeder asks again
+while it has tickets for that blob."""
 IDLE_TIMEOUT_S = 60.0
 MAX_SERVED = 2
 """Number of feeders that a source serves at a time. In a network of equal nodes, one would be fastest; with two, a slow

@@ -377,7 +377,8 @@ class Supervisor:
 
 
 def provider_of(settings: SupervisorSettings) -> Provider:
-    """Returns this job's provider. ray is imported only here, and only if it is wanted. Raises InputError."""
+    """Returns this job's provider. The supervisor imports ray only in this function, and only if the provider is Ray.
+    Raises InputError."""
     if settings.provider == RAY:
         from dataloaderjob.providers.ray.placement import RayProvider
 

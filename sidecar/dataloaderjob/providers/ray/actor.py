@@ -149,7 +149,7 @@ def tell_ended(settings: FeederSettings, why: str) -> None:
 
 def hand_over(name: str, folder: Path) -> int | None:
     """Hands everything that this process prints from now on to the pod. Returns the descriptor to write to once the
-    feeder serves. Returns None, and leaves the output as it was, if the pod does not take it."""
+    feeder serves. Returns None, and leaves the output as it was, if the pod does not accept it."""
     ends = [os.pipe() for _ in range(3)]
     life = None
     try:

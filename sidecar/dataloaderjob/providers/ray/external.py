@@ -50,7 +50,7 @@ class Node(NamedTuple):
 
 
 def look(address: str) -> str:
-    """Returns the address of this machine's node. Raises ServiceError if the cluster cannot take the job's feeders."""
+    """Returns the address of this machine's node. Raises ServiceError if the cluster cannot run the job's feeders."""
     alive: Any = gcs_pb2.GcsNodeInfo  # type: ignore[attr-defined]
     return here(
         address,

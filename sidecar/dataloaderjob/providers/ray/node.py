@@ -41,8 +41,9 @@ _START = (
     "Node.start_api_server = lambda *args, **options: None; "
     "scripts.main()"
 )
-"""`ray start` has no option to omit Ray's client server (60 MB, a fixed port) and the dashboard's process (120 MB),
-which only counts usage if there is no dashboard. On two cores, each delays the start by a second."""
+"""Code that runs `ray start` without Ray's client server (60 MB, a fixed port) and without the dashboard's process (120
+MB), which only counts usage if there is no dashboard. `ray start` has no option to omit them. On two cores, each delays
+the start by a second."""
 
 
 @dataclass(slots=True)
