@@ -53,5 +53,5 @@ class Claim:
 
 
 def echo_text(run: str) -> bytes:
-    """Returns the text that a launch sends with the file descriptor for output after it was granted the service."""
+    """Returns the text with which a launch that was granted the service sends the file descriptor for output."""
     return f"echo {run}".encode()

@@ -53,8 +53,8 @@ class QueuedTime:
 
     def __init__(self) -> None:
         self.fd: int | None = None
-        """The open file schedstat; None if the kernel does not measure this time, or if user code has closed the file
-        descriptor."""
+        """File descriptor of schedstat; None if the kernel does not measure this time, or if user code has closed the
+        file."""
         with contextlib.suppress(OSError):
             self.fd = os.open(f"/proc/{os.getpid()}/task/{os.getpid()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 

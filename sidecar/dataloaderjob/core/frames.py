@@ -112,7 +112,8 @@ class FrameKind(IntEnum):
     NOTE = 10
     """F: a note for the user, such as about a dataset being loaded or a slow import. Payload: a line of text."""
     CANCELLED = 11
-    """F: work on this cancelled ticket has ended. Shows that a feeder suspected of hanging is alive again."""
+    """F: work on this cancelled ticket has ended. This shows that a feeder that was suspected of hanging responds
+    again."""
     LOST = 12
     """F: the process that was making this ticket has exited. `room`: position of the sample + 1; 0 if none was being
     made. Payload: how the process exited."""
@@ -457,8 +458,8 @@ def positions_of(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def ints_of(data: bytes | memoryview) -> list[int] | None:
-    """Returns the keys of a packed ticket if they are ints, else None: only processes that run user code may unpickle
-    keys. Raises RemoteProtocolError if the ticket is too short for its keys."""
+    """Returns the keys of a packed ticket if they are ints; None for any other keys, because only processes that run
+    user code may unpickle keys. Raises RemoteProtocolError if the ticket is too short for its keys."""
     key_form = _ticket_head(data)[3]
     return list(unpack_ticket(data).keys) if key_form == KeyForm.INTS else None
 

@@ -237,7 +237,7 @@ class _Parser:
         return tuple(nodes)
 
     def _named_twice(self, kind: NodeKind, index: int) -> Node:
-        """Returns a node that refers to an earlier one, which therefore exists when this one is assembled."""
+        """Returns a node that refers to an earlier one. The earlier node exists when this one is assembled."""
         if _natural(index) >= (len(self.buffers) if kind is NodeKind.SAME else self.num_made):
             raise ValueError(f"{kind.name} refers to number {index}, which does not come before it")
         return Node(kind=self.buffers[index].kind if kind is NodeKind.SAME else kind, index=index)

@@ -16,8 +16,8 @@ SCORE, MOST_SCORE = 500, 1000
 LOOK_S = 5.0
 """Interval between two readings of the kernel's count of processes killed for lack of memory."""
 RECENT_S = 15.0
-"""Age up to which a kill is recent. The kernel counts a kill when it begins, but a process with gigabytes to free exits
-seconds later."""
+"""A kill counts as recent up to this age. The kernel counts a kill when it begins, but a process with gigabytes to free
+exits seconds later."""
 
 
 class _Version(NamedTuple):

@@ -310,7 +310,7 @@ def exit_now(code: int) -> NoReturn:
 
 
 def leave_on_signals() -> None:
-    """Makes SIGTERM and Ctrl-C end only this process, which leaves its feeders to the next supervisor."""
+    """Makes SIGTERM and Ctrl-C end only this process. Its feeders are left to the next supervisor."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: exit_now(0))
 

@@ -20,7 +20,7 @@ TIMES = "times"
 """Name of the folder, next to the folder of blobs."""
 SUFFIX = ".times"
 SLOWEST = 20
-"""Number of the slowest batches, and of the slowest samples, that are kept individually."""
+"""Number of slowest batches, and of slowest samples, that are kept individually."""
 BUCKETS, PER_OCTAVE = 128, 4
 """Buckets of the histogram: bucket i begins at 2 ** (i / PER_OCTAVE) µs."""
 MOST_FILES = 256

@@ -137,8 +137,8 @@ class Builder:
         return True
 
     def _held(self, session: Introduction) -> HeldGenerators:
-        """Returns the RNGs that library classes hold; none for a slot, in which RNGs draw as they do in one of torch's
-        workers."""
+        """Returns the RNGs that the dataset and collate_fn hold (`making.held`); none for a slot, in which RNGs draw as
+        they do in one of torch's workers."""
         if not session.is_slot and self._fetcher.held is NOTHING_HELD:
             self._fetcher.held = held_by(self._code, session.held)
         return self._fetcher.held
@@ -179,8 +179,8 @@ class Builder:
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
 
     def _build_of_slot(self, message: Message) -> bool:
-        """Makes a slot's batch. Returns False if another builder must rebuild the slot. In this case, this builder is
-        past that batch and no longer has it, or could have resumed from a snapshot."""
+        """Makes a slot's batch. Returns False if another builder must rebuild the slot: this builder is past the batch
+        and no longer has it, or it has made nothing yet and the ticket omits a snapshot or digest that exists."""
         ticket = frames.unpack_slot_ticket(message.payload)
         assert ticket is not None  # noqa: S101  checked before
         PLACE.pack_into(self._place, 0, message.a, NOWHERE)

@@ -75,7 +75,7 @@ class _Receiver:
         insort(self.queues.setdefault(task.stream, []), task, key=lambda j: j.ticket)
 
     def dequeue(self, task: Task, *, turn: bool = False) -> None:
-        """Removes the task. With `turn`, its stream moves to the end of the line."""
+        """Removes the task. With `turn`, the task's stream moves to the end of the line."""
         queue = self.queues[task.stream]
         queue.remove(task)
         if not queue:

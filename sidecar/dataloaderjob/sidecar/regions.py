@@ -1,4 +1,4 @@
-"""The pool's memory: memfds, their mappings, and the populating of their pages before a trainer touches them.
+"""The pool's memory: memfds and their mappings, whose pages are populated before a trainer touches them.
 
 A memfd's pages are charged to the process that touches them first. Receiving into a cold page costs three to five times
 as much CPU as into a warm one (0.65 to 1.08 CPU-s/GB, compared with 0.2), so the sidecar populates pages in the

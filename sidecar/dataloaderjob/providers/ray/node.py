@@ -105,8 +105,8 @@ class RayNode:
 
     def defaults(self) -> dict[str, str]:
         """Returns variables that the environment may override. Unless user code may start tasks, they disable Ray's
-        memory monitor. The monitor would end a whole feeder before the kernel killed only the process that grows. The
-        feeder can report the kernel's kill."""
+        memory monitor. The monitor would act before the kernel, and end the whole feeder. The kernel kills only the
+        process that grows, and the feeder can report this."""
         return {} if self._tasks.cpus else {"RAY_memory_monitor_refresh_ms": "0"}
 
     def marks(self) -> dict[str, str]:
