@@ -64,7 +64,7 @@ NAMED_DEVICES = (
     "habana.ai/gaudi",
     "nvidia.com/gpu",
 )
-"""Examples of accelerators, for messages. Any resource with a vendor's domain counts."""
+"""Examples of accelerators, for messages. Any resource with a vendor's domain counts as one."""
 
 
 class CannotInject(InputError):

@@ -66,7 +66,7 @@ def fields_within(model: type[BaseModel]) -> Iterator[tuple[str, str, type[BaseM
 
 
 def shape_at(model: type[BaseModel], path: Path) -> Shape | None:
-    """Returns the shape that the models declare at `path`; None inside a free part."""
+    """Returns the shape that the models declare at `path`; None inside a `Free` part."""
     shape = Shape(model)
     for part in path:
         if shape.model is not None:

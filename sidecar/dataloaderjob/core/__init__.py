@@ -1,2 +1,2 @@
 """Code that all processes share: errors, frames, layout, shared memory, settings, handshake. Only `certificates`,
-`digests` and `values` need packages outside the standard library."""
+`digests` and `values` import packages outside the standard library."""

@@ -28,7 +28,7 @@ class Claim:
     pid: int
     """Pid of a process of the launch. The service is not free while this process is alive."""
     keep_s: float
-    """Seconds for which the service should keep running after the launch ends."""
+    """Time in seconds for which the service should keep running after the launch ends."""
     script: str
     """The script's name, for people."""
     ends: bool = False

@@ -185,7 +185,7 @@ def check_above(path: Path, remedy: str) -> None:
     """Checks that nobody else can rename the contents of a folder that this process did not create, and may have
     reached through a link.
 
-    Raises ServiceUnavailable, with `remedy`, if somebody else can. Raises OSError.
+    Raises ServiceUnavailable, with `remedy`, if somebody else can do so. Raises OSError.
     """
     found = os.stat(path)
     if found.st_uid not in (0, os.getuid()):

@@ -59,7 +59,7 @@ class Driver:
     """The work of the container that joins an existing Ray cluster: a `PodPart`."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
-        """Clears the folder. Raises InputError for settings that cannot work."""
+        """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""
         self._external, self._watch = settings.external, watch
         read_key(settings.feeder_key_path or settings.key_path)
         self._ray = AgentNode(settings, watch, VITAL)

@@ -234,8 +234,8 @@ class PodPart(Protocol):
 
 
 def serve(kind: type[S], make: Callable[[S, Watch], PodPart], *, name: str) -> int:
-    """Runs a pod's main process. Returns 0 after SIGTERM or SIGINT, and otherwise EXIT_FAILED or EXIT_RAY_REFUSED. The
-    kubelet then restarts the container."""
+    """Runs a pod's main process. Returns 0 after SIGTERM or SIGINT; otherwise, returns EXIT_FAILED or EXIT_RAY_REFUSED,
+    and the kubelet restarts the container."""
     parser = argparse.ArgumentParser(description=f"the main process of a pod: {name}")
     parser.add_argument("--settings", type=Path, required=True, help=f"JSON file of {kind.__name__}")
     path = parser.parse_args().settings

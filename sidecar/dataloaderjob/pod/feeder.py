@@ -70,7 +70,7 @@ class FeederPod:
     """The work of a pod of feeders: a `PodPart`."""
 
     def __init__(self, settings: FeederPodSettings, watch: Watch) -> None:
-        """Clears the folder. Raises InputError for settings that cannot work."""
+        """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""
         self._settings, self._watch = settings, watch
         self._node = ray_node(settings, VITAL, {"feeder": float(settings.processes)}, settings.tasks)
         self._head = split_address(settings.head)

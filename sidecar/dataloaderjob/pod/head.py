@@ -48,7 +48,7 @@ class AgentNode:
     """A Ray node in the head's pod, and the supervisor's agent beside it. `pod.head` and `pod.driver` use it."""
 
     def __init__(self, settings: HeadSettings, watch: Watch, vital: Sequence[str]) -> None:
-        """Clears the folder. Raises InputError for settings that cannot work."""
+        """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""
         self._settings, self._watch = settings, watch
         self.node = ray_node(settings, vital)
         self._folder = fresh_folder(self.node.folder)
@@ -77,7 +77,7 @@ class Head:
     """The work of the container with the job's own Ray: a `PodPart`."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
-        """Clears the folder. Raises InputError for settings that cannot work."""
+        """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""
         self._settings, self._watch = settings, watch
         check_ray(settings.ray_version)
         self._ray = AgentNode(settings, watch, VITAL)

@@ -92,7 +92,7 @@ class SupervisorPart:
     """The work of the supervisor's container: a `PodPart`."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
-        """Clears the folder. Raises InputError for settings that cannot work."""
+        """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""
         self._watch = watch
         read_key(settings.key_path)
         folder = fresh_folder(Path(settings.temp_dir))

@@ -29,7 +29,7 @@ from dataloaderjob.core.processes import alive
 from dataloaderjob.core.settings import FeederSettings, RayTasks, RayTuning, dump
 
 MAX_FOLDER_NBYTES = 40
-"""Maximum size of the folder's path. Ray adds up to 64 bytes for Unix sockets, whose paths have at most 107."""
+"""Maximum size of the folder's path. Ray adds up to 64 bytes for Unix sockets, and their paths may have at most 107."""
 NO_TASKS = RayTasks()
 NOTHING: Mapping[str, str] = MappingProxyType({})
 HOST_MODULE = "dataloaderjob.feeder.host"

@@ -95,7 +95,7 @@ class Explainer:
         self._register_timeout_s = register_timeout_s
         self._starting: dict[int, float] = {}
         self._crowded: dict[int, float] = {}
-        """feeder -> time since which there has been no room for it."""
+        """feeder -> time since which no node has had room for it."""
 
     def explain(
         self, late: Iterable[int], lives: Mapping[int, Life], room: Room, *, taken: int, now: float
