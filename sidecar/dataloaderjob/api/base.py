@@ -76,7 +76,7 @@ class Rule:
     defaults filled in. `item` is the entry or key that the last `[]` stands for. In a mapping, only the keys and those
     values that are quantities are visible."""
     found: str
-    """CEL expression of type string that gives the value found."""
+    """CEL expression of type string that evaluates to the value found, for messages."""
     only_on_a_cluster: bool = False
     """True if the rule applies only on a cluster: on one machine, the field is ignored and may be absent."""
 
@@ -320,7 +320,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isInteger": lambda one: _quantity(one).value.denominator == 1,
     "asInteger": lambda one: int(_quantity(one).value),
 }
-"""The Kubernetes extensions to CEL that rules use. Here, a quantity is represented by its text."""
+"""The Kubernetes extensions to CEL that rules use. In this module, a quantity is represented by its text."""
 _program = cache(cel.compile)
 _NAMED = re.compile(r"self((?:\.\w+\b(?!\())+)")
 """Matches a field named in CEL, including the path to it."""

@@ -64,7 +64,7 @@ NAMED_DEVICES = (
     "habana.ai/gaudi",
     "nvidia.com/gpu",
 )
-"""Examples of accelerators, for messages. Any resource with a vendor's domain counts."""
+"""Examples of accelerators, for messages. Any resource with a vendor's domain counts as one."""
 
 
 class CannotInject(InputError):
@@ -110,7 +110,7 @@ def attached_certificates(job: DataLoaderJob) -> list[str]:
 
 
 def injection(job: DataLoaderJob, *, image: str, pull_secrets: Sequence[str] = ()) -> Injection:
-    """Makes the injection for a job's pods. `image`, `pull_secrets`: used for the sidecar if the manifest names no
+    """Builds the injection for a job's pods. `image`, `pull_secrets`: used for the sidecar if the manifest names no
     image.
 
     Raises CannotInject if the job creates its own trainers.
@@ -235,7 +235,7 @@ def remove(pod: dict[str, Any]) -> None:
 
 
 def _injected_variables(names: Sequence[Any]) -> int:
-    """Counts the injected variables, which are the first ones."""
+    """Counts the injected variables, which come first in the list."""
     if SOCKET_VARIABLE not in names:
         return 0
     end = names.index(SOCKET_VARIABLE) + 1

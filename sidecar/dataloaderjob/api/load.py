@@ -188,15 +188,15 @@ def parse_jobs(text: str, source: str) -> list[DataLoaderJob]:
 
 
 def parse_object(data: Mapping[str, Any], *, source: str = "object") -> DataLoaderJob:
-    """Makes a DataLoaderJob from plain values, such as those that the API server sends. Raises ManifestError."""
+    """Builds a DataLoaderJob from plain values, such as those that the API server sends. Raises ManifestError."""
     return _build(Document(data=data, lines={}, line=None, problems=()), source)
 
 
 def parse_live(
     data: Mapping[str, Any], *, source: str = "object"
 ) -> tuple[DataLoaderJob, tuple[Problem, ...]]:
-    """Makes a DataLoaderJob from an object that an API server has accepted. Also returns problems for fields that seem
-    to be misspelled or are unknown here.
+    """Builds a DataLoaderJob from an object that an API server has accepted. Also returns problems for fields that seem
+    to be misspelled, or that this release does not know.
 
     The API server has checked the fields. A field that the models lack comes from a later release's definition, and is
     omitted and reported as a problem. Metadata fields of a later Kubernetes version are omitted silently. Raises

@@ -66,7 +66,7 @@ def fields_within(model: type[BaseModel]) -> Iterator[tuple[str, str, type[BaseM
 
 
 def shape_at(model: type[BaseModel], path: Path) -> Shape | None:
-    """Returns the shape that the models declare at `path`; None inside a free part."""
+    """Returns the shape that the models declare at `path`; None inside a `Free` part."""
     shape = Shape(model)
     for part in path:
         if shape.model is not None:
@@ -153,7 +153,7 @@ OLD_NAMES = {
     "processesPerPod": "processesPerPod",
     "numWorkers": "spec.feeders.replicas",
 }
-"""Names that users know from elsewhere, and their equivalents here."""
+"""Names that users know from other tools or releases, and their equivalents in the manifest."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,5 +1,5 @@
-"""The sidecar's container, and the names of its volumes and files. All code that puts a sidecar into a pod builds it
-here: the operator for its own trainers, the webhook, and `dataloaderjob inject`. Pure.
+"""The sidecar's container, and the names of its volumes and files. Everything that puts a sidecar into a pod builds the
+container with this module: the operator for its own trainers, the webhook, and `dataloaderjob inject`. Pure.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SOCKET = f"{RUN_FOLDER}/s"
 METRICS_PORT = 9400
 SCRATCH_SIZE = "10Gi"
 USER = 65532
-"""User of this project's images."""
+"""User ID of the process in this project's images."""
 RESTRICTED: Object = {
     "allowPrivilegeEscalation": False,
     "capabilities": {"drop": ["ALL"]},
@@ -88,7 +88,7 @@ class SidecarPlan:
 
 
 def sidecar_plan(spec: DataLoaderJobSpec, *, image: str, metrics_port: int, processes: int) -> SidecarPlan:
-    """Makes the plan from a manifest. The default memory covers the pools and the sidecar itself, because memfds count
+    """Builds the plan from a manifest. The default memory covers the pools and the sidecar itself, because memfds count
     as the sidecar's memory. `image`: used if the manifest names none. `processes`: trainer processes in a pod."""
     asked = plain(spec.sidecar)
     made = resources(spec.sidecar.resources)

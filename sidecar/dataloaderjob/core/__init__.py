@@ -1,1 +1,2 @@
-"""Code that every process shares: errors, frames, layout, shared memory, settings, handshake. Standard library only."""
+"""Code that all processes share: errors, frames, layout, shared memory, settings, handshake. Only `certificates`,
+`digests` and `values` import packages outside the standard library."""

@@ -1,21 +1,22 @@
-"""The policy that scales a job's feeders: it decides the next step from measurements. Pure: callers pass the time.
+"""The policy that scales a job's feeders. It derives each step from measurements. Pure: callers pass the time.
 
-The wanted number N* follows from the model (`core.input_bound`): enough feeders to meet the trainers' demand, with some
-headroom. It does not depend on the current number, so the policy goes straight to N* instead of adding feeders one at a
-time.
+The wanted number N* is computed by the model (`core.input_bound`): enough feeders to meet the trainers' demand, with
+some headroom. It does not depend on the current number, so the policy goes straight to N* instead of adding feeders one
+at a time.
 
-    up      N* exceeds the current number by a tenth, and training waits: at two looks in a row, or at one for SURE
+    up      N* exceeds the current number by a tenth, and training waits: at two consecutive looks, or for a share of at
+            least SURE at a single look
     down    the highest N* of DOWN_AFTER_S is at most 0.85 of the current number; at most half is removed per minute
     hold    in between; while anything is unusual (`Situation.frozen`, `Measures.is_steady`); while feeders start
 
 A step up multiplies the number by at most four. On CUDA, it at most doubles the number: a trainer that waits has
-already queued its kernels, and seems able to take more batches than it can (`core.measures`).
+already queued its kernels, and appears able to take more batches than it actually can (`core.measures`).
 
-After each step up, the gain in the rate is compared with the predicted gain. If it is less than half of that in two
-comparisons, the job is saturated: the bottleneck is something that the model does not include, such as shared storage.
-The number returns to what the attained rate needs, and stays there for SATURATED_S, then for twice as long after each
-further attempt. Such an attempt adds at most a quarter. A step up soon after a step down shows that the step down was
-wrong: for a while, no other step down follows.
+After each step up, the gain in the rate is compared with the predicted gain. If less than half of the predicted gain is
+reached in two comparisons, the job is saturated: the bottleneck is something that the model does not include, such as
+shared storage. The policy then returns to the number of feeders that the attained rate needs, and keeps it for
+SATURATED_S. After that, it tries to add at most a quarter. Each failed attempt doubles the time until the next one. A
+step up soon after a step down shows that the step down was wrong, so for a while, no other step down follows.
 """
 
 from __future__ import annotations
@@ -34,9 +35,10 @@ EVERY_S = 10.0
 UP, DOWN = 1.1, 0.85
 """Multiples of the current number. While N* is between them, nothing changes."""
 WAITS, SURE = 0.02, 0.2
-"""Shares of time spent waiting. Above the first, more feeders are wanted. At the second or above, one look suffices."""
+"""Shares of time spent waiting. Above the first, training counts as waiting. From the second on, a single look
+suffices."""
 FASTEST, CAREFUL = 4, 2
-"""Largest factor of one step up: normally, and while the demand may be overestimated."""
+"""Maximum factor of one step up: normally, and while the demand may be overestimated."""
 DOWN_AFTER_S = 300.0
 DOWN_EVERY_S = 60.0
 DOWN_MOST = 0.5
@@ -48,14 +50,14 @@ SETTLE_S = 15.0
 GAINED = 0.5
 """Share of the predicted gain below which a step up has failed."""
 DEARER = 1.1
-"""Increase in a batch's cost, relative to the increase in feeders, above which the rates before and after are not
-comparable."""
+"""If a batch's cost has risen by more than this factor times the increase in feeders, the rates before and after a step
+up are not comparable."""
 SATURATED_S, MOST_SATURATED_S = 600.0, 4800.0
 RETRY = 1.25
-"""Largest factor of a step up while a job retries after saturation."""
+"""Maximum factor of a step up while a job that was saturated retries."""
 REGRET_S = 900.0
-"""Seconds within which a step up shows that the preceding step down was wrong. No other step down follows for this
-time, or for twice as long after each further such step up."""
+"""Seconds after a step down within which a step up shows that the step down was wrong. No other step down follows for
+the same time, which doubles with each further step up of this kind."""
 HELPED = frozenset({LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.TRAINER})
 """Bottlenecks that more feeders may relieve."""
 
@@ -87,10 +89,10 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """One look at a job."""
+    """The state of a job at one look."""
 
     desired: int
-    """Feeders that the job should have now."""
+    """Number of feeders that the job should have now."""
     ready: int
     measures: Measures | None
     frozen: str = ""
@@ -119,11 +121,11 @@ class _Expectation:
     rate: float
     """Rate before the step."""
     feeders: int
-    """Feeders before the step."""
+    """Number of feeders before the step."""
     gain: float
     """Predicted rate, as a multiple of `rate`."""
     cost_s: float
-    """Time to make a batch before the step."""
+    """Wall time to make a batch before the step."""
     failures: int = 0
 
 
@@ -140,7 +142,7 @@ class Autoscaler:
     """Time since which N* has been known without a gap."""
     _stepped_at: float = -math.inf
     _waited: int = 0
-    """Consecutive looks at which training waited."""
+    """Number of consecutive looks at which training waited."""
     _changed_at: float = -math.inf
     _down_at: float = -math.inf
     _pending_since: float | None = None
@@ -150,16 +152,16 @@ class Autoscaler:
     _saturated_until: float = -math.inf
     _saturated_s: float = SATURATED_S
     _cut: int | None = None
-    """Number of feeders to return to at once, because more did not help."""
+    """Number of feeders to return to at once, because more of them did not help; None if there is nothing to undo."""
     _is_retry: bool = False
-    """True after a job was saturated, until it no longer waits."""
+    """True after a job was saturated, until its training no longer waits."""
     _no_down_until: float = -math.inf
     _regret_s: float = REGRET_S
     _last: Proposal | None = None
 
     def step(self, now: float, situation: Situation) -> Proposal:
-        """Returns what to do. Further calls within EVERY_S return the same answer while the number of feeders is the
-        same."""
+        """Returns the next proposal. Further calls within EVERY_S return the same proposal, unless the number of
+        feeders has changed."""
         last = self._last
         if last is not None and last.feeders == situation.desired and now - self._stepped_at < 0.8 * EVERY_S:
             return last
@@ -212,7 +214,7 @@ class Autoscaler:
         pipeline = pipeline_of(measures)
         rate, is_slots = demand(measures, pipeline, verdict.limit)
         feeders = needed(pipeline, rate, is_slots=is_slots)
-        feeders = max(feeders, min(measures.slots, measures.feeders))  # a slot that moves is read again
+        feeders = max(feeders, min(measures.slots, measures.feeders))  # else, a slot would be reread
         return self.bounds.clamp(-(-feeders // step) * step)
 
     def _note(self, now: float, wanted: int) -> None:
@@ -220,7 +222,7 @@ class Autoscaler:
             self._since = now
         before, self._looked = self._looked, wanted
         self._wanted.append((now, min(wanted, before or wanted)))  # a single look may be an outlier
-        while self._wanted[0][0] < now - DOWN_AFTER_S + EVERY_S / 2:  # looks are not made to the second
+        while self._wanted[0][0] < now - DOWN_AFTER_S + EVERY_S / 2:  # looks are not exactly EVERY_S apart
             self._wanted.popleft()
 
     def _up(self, now: float, situation: Situation, measures: Measures, wanted: int) -> Proposal | None:
@@ -283,9 +285,7 @@ class Autoscaler:
         if expected is None or self._served_at is None or now - self._served_at < SETTLE_S:
             return
         if measures.wall_s > DEARER * expected.cost_s * measures.feeders / max(1, expected.feeders):
-            self._expected = (
-                None  # crowding raises a batch's cost at most in proportion: the work has changed
-            )
+            self._expected = None  # crowding cannot raise a batch's cost by this much: the work has changed
             return
         reached = measures.rate / max(expected.rate, 1e-9)
         if limit is LiveLimit.TRAINER or reached - 1 >= GAINED * (expected.gain - 1):

@@ -1,9 +1,10 @@
-"""A folder of blobs named by their content, so that user code and data are sent once, and only if they have changed.
+"""A folder of blobs named by the hash of their content, so that user code and data are sent once, and only if they have
+changed.
 
-A *bundle* is everything that makes batches: the pickle of (dataset, collate_fn, worker_init_fn) and its large buffers,
-stored as one blob each, plus facts about the process that made it. Its manifest is JSON, and its id is the first 16
-bytes of the manifest's SHA-256. At 1.1 GB/s, SHA-256 is the fastest collision-resistant hash measured in the standard
-library (blake2b: 0.48 GB/s).
+A *bundle* is everything that is needed to make batches: the pickle of (dataset, collate_fn, worker_init_fn) and its
+large buffers, stored as one blob each, plus facts about the process that created it. Its manifest is JSON, and its id
+is the first 16 bytes of the manifest's SHA-256. At 1.1 GB/s, SHA-256 is the fastest collision-resistant hash measured
+in the standard library (blake2b: 0.48 GB/s).
 
 A trainer and its sidecar share one such folder, and so do the feeders of a node. On one machine, all processes share
 one.
@@ -38,18 +39,18 @@ again."""
 PART_KEEP_S = 3600.0
 """Seconds after which a partial file that has not grown is removed. One write of 2 GiB takes minutes on a slow disk."""
 SLOTS = "slots"
-"""Name of the fact that a bundle's trainer needs a feeder that makes slots, or that a feeder or sidecar supports
-them."""
+"""Key of a fact. In a bundle: the trainer needs a feeder that makes slots. From a feeder or sidecar: it supports
+slots."""
 LAUNCH = "launch"
-"""Name of the fact that identifies a trainer's launch if feeders outlive the launch. No launch uses code that another
+"""Key of the fact that identifies a trainer's launch, set if feeders outlive launches. No launch uses code that another
 launch loaded."""
 _PART = ".part-"
 SLOWEST = 1e6
-"""Bytes per second. A feeder that receives less than this from another feeder sends its request again."""
+"""Minimum rate in bytes per second. A feeder that receives a blob from another feeder more slowly requests it again."""
 MAX_NBYTES = 1 << 48
 """Maximum size of one blob in bytes, because an untrusted manifest may claim any number."""
 MAX_MANIFEST_NBYTES = 144 * 1024
-"""Maximum size of a manifest, enough for some 2,000 blobs. It also limits the manifest's size as a string within JSON,
+"""Maximum size of a manifest, enough for about 2,000 blobs. It also limits the manifest's size as a JSON string,
 because a feeder forwards that string in one packet."""
 SPARE = 16
 """1/SPARE of a scratch volume stays free, because Ray's logs share the volume, and files occupy whole blocks."""
@@ -75,20 +76,20 @@ class Bundle:
     loader: int = 0
     """Number of the loader in its process; the same in all ranks that run the same script."""
     epoch: int = 0
-    """Number of the loader's iterator: user code starts afresh with each."""
+    """Number of the loader's iterator: user code starts afresh with each iterator."""
     workers: int = 0
     """The loader's `num_workers`, which get_worker_info() reports to user code; 0: the number of feeders."""
     slot: int | None = None
     """This session's slot among the `workers` slots of an IterableDataset; None: map-style, or all slots."""
     env: dict[str, str] = field(default_factory=dict)
-    """Environment variables that contain user code's rank. Only for an IterableDataset, which may use them for
-    sharding."""
+    """Environment variables that contain the rank, for user code. Set only for an IterableDataset, which may use them
+    for sharding."""
     ranks: int = 0
     """Number of ranks that receive the batches of all slots in turn; 0: each rank has its own slots."""
     taken: tuple[int, ...] = ()
     """Number of batches of each slot that were dealt before the epoch was resumed."""
     held: dict[str, int] = field(default_factory=dict)
-    """States of RNGs that library classes hold, which are not pickled with the objects that use them
+    """States of the RNGs that library classes hold. These RNGs are not pickled with the objects that use them
     (`making.held`)."""
 
     @property
@@ -110,7 +111,7 @@ class Bundle:
 
     @property
     def code(self) -> bytes:
-        """Identifies the code that is loaded, whichever session uses it."""
+        """Identifies the code that is loaded, independently of the session that uses it."""
         loaded = [*(digest for digest, _ in self.blobs), str(self.facts.get(LAUNCH, ""))]
         return hashlib.sha256("".join(loaded).encode()).digest()[:16]
 
@@ -155,12 +156,12 @@ class BlobStore:
         self, folder: Path, scratch: Mapping[str, int] | None = None, *, anyone: bool = False
     ) -> None:
         """`scratch`: the bytes available in each place that receives these blobs, keyed by the manifest field that sets
-        them. `anyone`: processes of other users share the folder, and each process makes its files readable to the
+        the limit. `anyone`: processes of other users share the folder, and each process makes its files readable to the
         others."""
         self.folder, self._scratch = folder, scratch or {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         if anyone:
-            with contextlib.suppress(PermissionError):  # a trainer of another user was first
+            with contextlib.suppress(PermissionError):  # another user's trainer created the folder
                 folder.chmod(0o777)
 
     def path(self, digest: str) -> Path:
@@ -170,7 +171,7 @@ class BlobStore:
 
     def has(self, digest: str, nbytes: int) -> bool:
         try:
-            found = self.path(digest).lstat()  # a link is somebody else's
+            found = self.path(digest).lstat()  # not stat: a link would be somebody else's
             return found.st_size == nbytes and stat.S_ISREG(found.st_mode)
         except FileNotFoundError:
             return False
@@ -184,15 +185,15 @@ class BlobStore:
         digest = hashlib.sha256(view).hexdigest()
         if self.has(digest, view.nbytes):
             with contextlib.suppress(OSError):
-                os.utime(self.path(digest))  # not to be swept before its bundle is announced
+                os.utime(self.path(digest))  # so that it is not swept before its bundle is announced
         else:
             self.check_room(view.nbytes, self._nbytes() if self._scratch else 0)
             self.write(digest, (view,), check=False)
         return digest, view.nbytes
 
     def check_room(self, nbytes: int, kept: int = 0) -> None:
-        """Raises ScratchTooSmall if `nbytes` do not fit in addition to `kept`, because a pod that exceeds its limit is
-        evicted."""
+        """Raises ScratchTooSmall if `nbytes` bytes do not fit in addition to `kept` bytes, because a pod that exceeds
+        its limit is evicted."""
         for where, limit in self._scratch.items():
             if nbytes + kept > limit - limit // SPARE:
                 beside = f" in addition to {size_text(kept)} already stored" if kept else ""
@@ -225,7 +226,7 @@ class BlobStore:
         missing."""
         with self.path(digest).open("rb") as data:
             with contextlib.suppress(OSError):  # owned by another user
-                os.utime(data.fileno())  # not to be swept: another may ask next
+                os.utime(data.fileno())  # so that it is not swept: another peer may request it next
             sockets.send_message(sock, {"type": "blob", "digest": digest, "nbytes": nbytes})
             sock.sendfile(data, count=nbytes)  # os.sendfile would fail if the peer is slower
 
@@ -248,7 +249,7 @@ class BlobStore:
         return removed
 
     def write(self, digest: str, chunks: Iterable[bytes | memoryview], *, check: bool = True) -> None:
-        """Stores the chunks under `digest`. With `check`, raises RemoteProtocolError if they hash to something else.
+        """Stores the chunks under `digest`. With `check`, raises RemoteProtocolError if their hash differs.
 
         Raises ServiceUnavailable if the folder was removed with the service that owns it. Raises OSError.
         """

@@ -1,5 +1,5 @@
 """The certificates of a job with `spec.loader.tls: true` (`core.tls`), in generations derived from a seed and the job's
-start. Pure: the same seed gives the same bytes, so nothing needs to be stored, and a lost file can be rebuilt.
+start. Pure: the same seed produces the same bytes, so nothing needs to be stored, and a lost file can be rebuilt.
 
 Each generation has its own authority. A process also trusts the authorities of the previous and the next generation.
 Therefore, all pods trust each other while new files reach them one after another.
@@ -21,13 +21,13 @@ from dataloaderjob.core.generations import Schedule
 from dataloaderjob.core.keys import Part
 
 SKEW = timedelta(hours=1)
-"""Time before the start of a generation from which its certificates are already valid, to allow for slow clocks."""
+"""Certificates are valid from this long before the start of their generation, to allow for slow clocks."""
 _SERIAL_NBYTES = 19
 
 
 @dataclass(frozen=True, slots=True)
 class Files:
-    """The files of one part of a job in one generation, as PEM."""
+    """The files of one part of a job in one generation, in PEM format."""
 
     authorities: bytes
     certificate: bytes
@@ -56,7 +56,7 @@ def files(seed: bytes, part: Part, generation: int, schedule: Schedule) -> Files
 
 
 def authorities(seed: bytes, generation: int, schedule: Schedule) -> bytes:
-    """Returns the authorities that a process of `generation` trusts: those of this, the previous and the next
+    """Returns the authorities that a process of `generation` trusts: those of the previous, the same and the next
     generation."""
     numbers = (n for n in (generation, generation - 1, generation + 1) if n >= 0)
     return b"".join(_pem(_authority(seed, number, schedule)) for number in numbers)

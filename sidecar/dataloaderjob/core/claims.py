@@ -1,7 +1,7 @@
 """A script's claim to a private service that may be free: a datagram with a text and a file descriptor.
 
-The file descriptor is the write end of a pipe, into which the service writes GRANTED, BUSY or FREE. A pipe that closes
-without any of these also means a refusal. A script that was granted the service sends `echo_text` with a file
+The file descriptor is the write end of a pipe, into which the service writes GRANTED, BUSY or FREE. If the pipe closes
+without any of these, the claim is refused, too. A script that was granted the service sends `echo_text` with a file
 descriptor for the output of user code in feeders. It does not do so earlier, because a service that hangs would keep
 that file descriptor open. This module imports no other module of this package.
 """
@@ -26,9 +26,9 @@ class Claim:
     run: str
     """Key of the launch: `trainer.session.private.run_key`."""
     pid: int
-    """A process of the launch: the service is not free while this process lives."""
+    """Pid of a process of the launch. The service is not free while this process is alive."""
     keep_s: float
-    """Seconds for which the service should keep running after the launch ends."""
+    """Time in seconds for which the service should keep running after the launch ends."""
     script: str
     """The script's name, for people."""
     ends: bool = False
@@ -41,7 +41,7 @@ class Claim:
 
     @classmethod
     def parse(cls, data: bytes) -> Claim | None:
-        """Returns None if `data` is not a claim."""
+        """Parses `data`. Returns None if it is not a claim."""
         try:
             found = json.loads(data)
             return cls(
@@ -53,5 +53,5 @@ class Claim:
 
 
 def echo_text(run: str) -> bytes:
-    """Returns the text that a launch sends with the file descriptor for output after it was granted the service."""
+    """Returns the text with which a launch that was granted the service sends the file descriptor for output."""
     return f"echo {run}".encode()

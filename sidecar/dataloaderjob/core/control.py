@@ -1,16 +1,16 @@
 """The control memfd that a trainer process and its receiver share. No other module touches it.
 
     words    WORDS u64   wake flags and metrics, see the constants
-    index    ROWS x WINDOW u64   one word for each ticket in flight: what is ready
+    index    ROWS x WINDOW u64   one word for each ticket in flight, set once it is ready
     entries  LEASES x 40 B   where a ready batch lies
     ended    LEASES bytes   1 = the trainer's lease has ended
 
 To publish ticket k of stream s, the receiver writes the ticket's entry, issues a fence, and then writes a single word:
-index[s % ROWS][k % WINDOW] = (k + 1) << 32 | (s & 0xFFFF) << 16 | lease. The word names stream and ticket, so an
-earlier stream's words in the row are not mistaken for it. Nor are those of the stream 65,536 numbers earlier, because a
-row is cleared when a stream opens. Words are stored and loaded whole (memoryview cast to "Q": one 8-byte copy);
-`struct` would copy byte by byte. The receiver treats this memory as untrusted input: while running, it reads only flags
-and metrics, and when it adopts a trainer, it checks every entry.
+index[s % ROWS][k % WINDOW] = (k + 1) << 32 | (s & 0xFFFF) << 16 | lease. The word identifies the stream and the ticket,
+so words that an earlier stream left in the row are not mistaken for the ticket's. The low 16 bits of stream numbers
+repeat, so a row is also cleared when a stream opens. Words are stored and loaded whole (memoryview cast to "Q": one
+8-byte copy); `struct` would copy byte by byte. The receiver treats this memory as untrusted input: while it is running,
+it reads only flags and metrics, and when it adopts a trainer, it checks every entry.
 
 Fences. Two processes share counters and flags. If one side stores a flag and then loads a counter, the other
 side may see the two in reverse order, even on x86; a wake-up is then lost.
@@ -68,13 +68,13 @@ def fence_anywhere(allocate: Callable[[], Any] = threading.Lock) -> None:
     fence or run after the interpreter has cleared this module's names."""
     lock = allocate()
     lock.acquire()
-    if not ACCESSES_IN_ORDER:  # otherwise one locked instruction is a fence
+    if not ACCESSES_IN_ORDER:  # on x86, the one locked instruction above is a fence
         lock.release()
         lock.acquire()
 
 
 PAGE = 4096
-"""Extents of the pool are whole pages."""
+"""Size of a page in bytes. Extents of the pool are whole pages."""
 MAGIC = 0x444C4A_0002
 WORDS = 512
 ROWS = 64
@@ -83,9 +83,9 @@ MOST_AHEAD = WINDOW - 24
 """Maximum number of tickets that a trainer may be ahead in one stream."""
 LEASES = 0xFFFE
 FAILED = 0xFFFF
-"""Replaces a lease: the ticket failed; the error has arrived, or will arrive, over the socket."""
+"""Value in place of a lease: the ticket failed, and the error has arrived or will arrive over the socket."""
 THERE = 0xFFFE
-"""Replaces a lease: the ticket asked whether its batch exists, and it does."""
+"""Value in place of a lease: the ticket asked whether its batch exists, and the batch exists."""
 
 _ENTRY = struct.Struct("<QQQQQ")
 _unpack_entry: Callable[[memoryview, int], Any] = _ENTRY.unpack_from
@@ -119,8 +119,8 @@ W_METRICS = 64  # R: the receiver's values of `sidecar.metrics.METRICS`, in that
 _EMPTY_ROW = memoryview(bytes(8 * WINDOW)).cast("Q")
 
 Entry = tuple[int, int, int, int, int]
-"""Location of a ready batch: stream, ticket, region, offset and size in bytes. It is a plain tuple, because every batch
-reads one."""
+"""Location of a ready batch: stream, ticket, region, offset and size in bytes. It is a plain tuple, because one is read
+for every batch."""
 
 
 class Control:
@@ -135,7 +135,7 @@ class Control:
         self._index = view[_INDEX_AT:_ENTRIES_AT].cast("Q")
         self._entries = view[_ENTRIES_AT:_ENDED_AT]
         self.ended = view[_ENDED_AT : _ENDED_AT + LEASES]
-        # Counted here: the shared words are untrusted input.
+        # Counted in this process, because the shared words are untrusted input.
         self._published = self.words[W_PUBLISHED] & 0xFFFF_FFFF_FFFF
         self._told = self.words[W_TOLD] & 0xFFFF_FFFF_FFFF
         self._fence = Fence()
@@ -169,7 +169,7 @@ class Control:
         return self.publish_word(lease, stream, ticket)
 
     def publish_word(self, lease: int, stream: int, ticket: int) -> bool:
-        """Runs the second half of `publish`. Called alone, it takes `FAILED` or `THERE` as the lease."""
+        """Performs the second half of `publish`. When it is called alone, `lease` is `FAILED` or `THERE`."""
         self._fence.full()
         self._index[(stream % ROWS) * WINDOW + ticket % WINDOW] = (
             ((ticket + 1) & 0xFFFFFFFF) << 32 | (stream & 0xFFFF) << 16 | lease
@@ -194,7 +194,7 @@ class Control:
         self.words[W_TOLD] = self._told
 
     def ended_leases(self, highest: int) -> Iterator[int]:
-        """Yields the leases up to `highest` that the trainer has ended. Yields each lease once."""
+        """Yields the leases up to `highest` that the trainer has ended, each lease once."""
         at = _ENDED_AT
         stop = _ENDED_AT + highest + 1
         while (at := self._map.find(b"\x01", at, stop)) >= 0:
@@ -236,7 +236,7 @@ class Control:
         """Returns the lease of a ready ticket and its batch's location, or (`FAILED` or `THERE`, None); None while the
         ticket is not ready.
 
-        This combines `ready` and `entry`, because with cold caches, each function call is expensive.
+        This method combines `ready` and `entry`, because each function call is expensive when caches are cold.
         """
         word: int = self._index[(stream % ROWS) * WINDOW + ticket % WINDOW]
         if word >> 16 != (((ticket + 1) & 0xFFFFFFFF) << 16 | (stream & 0xFFFF)):
@@ -276,12 +276,13 @@ class Control:
 
 
 _F_SEAL_FUTURE_WRITE = 0x10
-"""Linux 5.1, linux/fcntl.h: existing writable mappings remain, and no other writes are possible."""
+"""A seal from linux/fcntl.h (Linux 5.1 or later): existing writable mappings remain, and all other writes are
+refused."""
 
 
 def seal(fd: int, *, is_written_here: bool = False) -> None:
     """Seals a memfd against resizing, so that no process can truncate the memory that another one has mapped (SIGBUS).
-    `is_written_here`: processes that receive the memfd may only read it."""
+    `is_written_here`: True if this process writes to the memfd, and the processes that receive it may only read it."""
     if is_written_here:
         with contextlib.suppress(OSError):  # older kernels do not know this seal
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)

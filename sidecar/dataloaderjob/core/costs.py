@@ -42,7 +42,7 @@ class BatchCost(NamedTuple):
 
     @staticmethod
     def unpack(data: bytes, offset: int) -> BatchCost | None:
-        """Returns the cost at `offset`; None if `data` contains none there."""
+        """Returns the cost at `offset`; None if `data` contains no cost at that place."""
         return BatchCost(*_COST.unpack_from(data, offset)) if len(data) >= offset + _COST.size else None
 
 
@@ -53,17 +53,18 @@ class QueuedTime:
 
     def __init__(self) -> None:
         self.fd: int | None = None
-        """None if the kernel does not measure this time, or if user code has closed the file descriptor."""
+        """File descriptor of schedstat; None if the kernel does not measure this time, or if user code has closed the
+        file."""
         with contextlib.suppress(OSError):
             self.fd = os.open(f"/proc/{os.getpid()}/task/{os.getpid()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def ns(self) -> int:
-        """Returns the time since the process started; 0 if it is unknown."""
+        """Returns this time, in nanoseconds, since the process started; 0 if it is unknown."""
         if self.fd is None:
             return 0
         try:
             return int(os.pread(self.fd, 64, 0).split()[1])
-        except (OSError, ValueError, IndexError):  # the descriptor may be another file's by now
+        except (OSError, ValueError, IndexError):  # the descriptor may refer to another file by now
             self.fd = None
             return 0
 
@@ -79,7 +80,7 @@ class CostClock:
         self.begin()
 
     def begin(self) -> None:
-        """Marks the start of a batch, whose samples are made first."""
+        """Marks the start of a batch, and of its samples."""
         self._wall = time.perf_counter_ns()
         self._start = self._collate = self._encode = time.process_time_ns()
 

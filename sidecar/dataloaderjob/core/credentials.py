@@ -1,10 +1,10 @@
 """The certificates of a process, for TLS (`core.tls`).
 
-Each process has a folder with a subfolder for each generation of certificates: `0`, `1`, and so on. It uses the newest
-generation for new connections. A generation has three files: `tls.crt` and `tls.key` of this process, and `ca.crt` with
-the authorities that it trusts, including those of the previous and next generations. The files are made by the operator
-(`dataloaderjob_operator.objects`) or by the run (`local.certificates`), which also adds a generation before the last
-one ends.
+Each process has a folder with a subfolder for each generation of certificates: `0`, `1`, and so on. The process uses
+the newest generation for new connections. A generation has three files: `tls.crt` and `tls.key` of this process, and
+`ca.crt` with the authorities that it trusts, including those of the previous and next generations. The files are
+created by the operator (`dataloaderjob_operator.objects`) or, on one machine, by the run (`local.certificates`), which
+also adds a generation before the last one ends.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Credentials:
         return self._loaded[0]
 
     def accepted(self, sock: socket.socket) -> TlsConnection:
-        """Takes over an accepted socket."""
+        """Returns a TLS connection over an accepted socket, and takes ownership of the socket."""
         self._refresh()
         return TlsConnection.over(sock, self._server, None)
 

@@ -1,8 +1,8 @@
-"""The digest of a batch: eight bytes that stand for its ticket and for each of its bytes.
+"""The digest of a batch: eight bytes that depend on the batch's ticket and on each of the batch's bytes.
 
-A feeder seals the bodies that it sends, and a receiver verifies the seals if the job asks for it. A process that makes
-its own batches computes the same digest without a copy. No other module knows the hash. Related modules: `core.layout`
-defines the format, and `core.consumption` folds the digests.
+A feeder seals the bodies that it sends, and a receiver verifies the seals if the job's manifest requests this. A
+process that makes its own batches computes the same digest without a copy. No other module knows which hash function is
+used. Related modules: `core.layout` defines the format, and `core.consumption` folds the digests.
 
     identity = xxh3_64(u64 ticket, u64 first position, u8 bare, u64 for each key)
     digest   = xxh3_64(identity, then the body after its seal)
@@ -25,12 +25,12 @@ _U64 = struct.Struct("<Q")
 _COVERED_AT = _U64.size
 """Offset of the bytes that the digest covers: the identity, then the body."""
 _BODY_AT = 2 * _U64.size
-"""Offset of the body's remainder, after digest and identity, as in `layout.SEAL`. It is repeated here because the
-sidecar compares digests, but lacks msgpack, which `core.layout` needs."""
+"""Offset of the body's remainder, after digest and identity, as in `layout.SEAL`. The value is repeated in this module
+because the sidecar compares digests, but lacks msgpack, which `core.layout` needs."""
 
 
 def identity(ticket: int, first_position: int, bare: bool, numbers: Sequence[int]) -> int:
-    """Returns the identity of a batch, made from its place in its epoch and a number for each key (modulo 2**64)."""
+    """Returns the identity of a batch, derived from its place in its epoch and a number for each key (modulo 2**64)."""
     try:
         keys = struct.pack(f"<{len(numbers)}q", *numbers)
     except struct.error:
@@ -63,5 +63,5 @@ def of_parts(parts: Iterable[bytes | memoryview], identity: int) -> int:
 
 
 def intact(body: memoryview) -> bool:
-    """Returns True if a body is, byte for byte, the one that was sealed."""
+    """Returns True if no byte of a body has changed since it was sealed."""
     return len(body) > _BODY_AT and _U64.unpack_from(body)[0] == xxh3_64_intdigest(body[_COVERED_AT:])

@@ -5,11 +5,11 @@
     │   ├── ScratchTooSmall  dataset and code do not fit into feeders' scratch
     │   └── UnsupportedBatch  a leaf of the batch cannot be sent (also TypeError)
     ├── ServiceError          the service cannot do its work
-    │   ├── ServiceUnavailable  no sidecar answers, or it refused us
-    │   ├── DeadlineExceeded    a wait ran past its deadline; names who is late (also TimeoutError)
+    │   ├── ServiceUnavailable  no sidecar answers, or it refused this process
+    │   ├── DeadlineExceeded    a wait ran past its deadline; names the late component (also TimeoutError)
     │   └── FeederLost          feeders died repeatedly on one batch
-    │       └── OutOfMemory     each for lack of memory
-    ├── UserCodeError         the user's code raised an exception that cannot be rebuilt here
+    │       └── OutOfMemory     the kernel killed them for lack of memory
+    ├── UserCodeError         the user's code raised an exception that cannot be rebuilt in the trainer
     └── ProtocolError         a peer violated the protocol
         ├── RemoteProtocolError   the peer's fault
         └── AuthError             the peer does not hold the job's key
@@ -86,8 +86,8 @@ def first_line(error: BaseException) -> str:
 
 
 def say(text: str) -> None:
-    """Prints a message of this package to the user's script's stderr."""
-    if sys.stderr is None:  # a daemon's, or closed by a shell
+    """Prints a message of this package to the stderr of the user's script."""
+    if sys.stderr is None:  # in a daemon, or if a shell has closed it
         return
     with contextlib.suppress(OSError, ValueError):  # it may be closed
         sys.stderr.write(f"[dataloaderjob] {text}\n")
@@ -95,6 +95,6 @@ def say(text: str) -> None:
 
 
 def named(name: str) -> type[DataLoaderJobError]:
-    """Returns the error class of this name; ServiceError if another process names a class that does not exist here."""
+    """Returns the error class of this name; ServiceError if this release has no class of that name."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, DataLoaderJobError) else ServiceError

@@ -1,8 +1,9 @@
-"""Creation and removal of folders that belong to this user alone, and opening of files, where other users may write.
+"""Functions that create and remove folders of this user alone, and that open files, in places where other users may
+write.
 
-In a shared temporary folder, another user may already have created a folder or link of the wanted name. Therefore,
-every path component created here is checked without following links, and no path is resolved. Entries are removed only
-by name, through a file descriptor, and only from a folder with our mark.
+In a shared temporary folder, another user may already have created a folder or link of the wanted name. Therefore, each
+path component that this module creates is checked without following links, and no path is resolved. Entries are removed
+only by name, through a file descriptor, and only from a folder with this package's mark.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from pathlib import Path
 from dataloaderjob.core.errors import DataLoaderJobError, ServiceUnavailable
 
 MARK = ".dataloaderjob"
-"""Name of a file in every folder that may be emptied."""
+"""Name of the file that marks a folder as this package's, so that the folder may be emptied."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OWNER_WRITES, OWNER_WRITES_FOLDER = 0o644, 0o755
 """Modes of files and folders that contain code: whatever the umask permits, only their owner may change them."""
@@ -25,7 +26,7 @@ FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
 def make(path: Path, remedy: str) -> None:
-    """Makes `path` and any missing parents, with mode 0700, unless it exists.
+    """Creates the folder `path`, unless it exists, and any missing parents, each with mode 0700.
 
     Raises ServiceUnavailable, with `remedy`, unless the result is a real folder of this user that nobody else may
     change or replace. Raises OSError.
@@ -58,13 +59,13 @@ def is_own(path: Path, *, hidden: bool = False) -> bool:
 
 
 def mark(path: Path) -> None:
-    """Marks a folder of ours, so that `remove` may remove it."""
+    """Marks a folder as this package's, so that `remove` may remove it."""
     fd = os.open(path / MARK, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     os.close(fd)
 
 
 def remove(path: Path, names: Iterable[str]) -> None:
-    """Removes these files from a folder with our mark, and then the folder itself if it is empty."""
+    """Removes these files from a folder with this package's mark, and then the folder itself if it is empty."""
     with _entered(path) as fd:
         if fd is not None:
             for name in (*names, MARK):
@@ -74,7 +75,7 @@ def remove(path: Path, names: Iterable[str]) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Removes a folder with our mark and everything in it, except the targets of links."""
+    """Removes a folder with this package's mark and everything in it, except the targets of links."""
     with _entered(path) as fd:
         if fd is not None:
             for name in os.listdir(fd):
@@ -83,7 +84,7 @@ def remove_tree(path: Path) -> None:
 
 
 def remove_child(path: Path, name: str) -> None:
-    """Removes a folder and everything in it from a folder with our mark."""
+    """Removes the folder `name`, and everything in it, from the folder `path` if `path` has this package's mark."""
     with _entered(path) as fd:
         if fd is not None:
             _remove_entry(name, fd)
@@ -105,8 +106,9 @@ def make_for_owner(path: Path) -> None:
 def enter(path: Path, error: type[DataLoaderJobError], *, within: int | None = None) -> int:
     """Opens a folder. Returns its file descriptor, through which its files can be reached even if somebody renames it.
 
-    `within`: the file descriptor of the folder that contains `path`. Raises `error` for a link of another user, which
-    could lead anywhere, and, with `within`, for any link. Raises OSError.
+    `within`: the file descriptor of the folder that contains `path`. Raises `error` for a link that belongs to neither
+    this user nor root, because it could be changed to point anywhere. With `within`, raises `error` for any link.
+    Raises OSError.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     found = os.lstat(path, dir_fd=within)
@@ -121,7 +123,7 @@ def enter(path: Path, error: type[DataLoaderJobError], *, within: int | None = N
 
 
 def make_within(name: str, within: int, error: type[DataLoaderJobError]) -> int:
-    """Makes a folder in another folder unless it exists, and returns its file descriptor. Raises the same errors as
+    """Creates a folder in another folder, unless it exists, and returns its file descriptor. Raises the same errors as
     `enter`."""
     with contextlib.suppress(FileExistsError):
         os.mkdir(name, OWNER_WRITES_FOLDER, dir_fd=within)
@@ -152,7 +154,7 @@ def open_file(
 
 
 def open_new(path: Path | str, flags: int, *, within: int | None = None, mode: int = 0o666) -> int:
-    """Creates a new file, and removes any existing one of the same name."""
+    """Creates a new file, after removing any existing one of the same name."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(path, dir_fd=within)
     return os.open(path, flags | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, mode, dir_fd=within)
@@ -168,7 +170,7 @@ def write(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def room(path: Path, error: type[DataLoaderJobError]) -> Iterator[None]:
-    """Raises `error`, which states a remedy, in place of an OSError that a full disk at `path` causes."""
+    """Replaces an OSError that a full disk at `path` causes with `error`, which states a remedy."""
     try:
         yield
     except OSError as exc:
@@ -192,10 +194,10 @@ def _wrong(found: os.stat_result) -> str | None:
 
 
 def check_above(path: Path, remedy: str) -> None:
-    """Checks that nobody else can rename the contents of a folder that we did not create and may have reached
-    through a link.
+    """Checks that nobody else can rename the contents of a folder that this process did not create, and may have
+    reached through a link.
 
-    Raises ServiceUnavailable, with `remedy`, if somebody else can. Raises OSError.
+    Raises ServiceUnavailable, with `remedy`, if somebody else can do so. Raises OSError.
     """
     found = os.stat(path)
     if found.st_uid not in (0, os.getuid()):
@@ -212,7 +214,7 @@ def check_above(path: Path, remedy: str) -> None:
 
 @contextlib.contextmanager
 def _entered(path: Path) -> Iterator[int | None]:
-    """Yields a file descriptor of a folder with our mark; None if `path` is not such a folder."""
+    """Yields a file descriptor of the folder `path`; None if it is not a folder with this package's mark."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

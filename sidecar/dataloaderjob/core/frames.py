@@ -14,7 +14,7 @@ a number and a MAC after the header, and a MAC after any payload that is not a b
 | ticket     | u64  | position of the batch in its stream, from 0 |
 | bundle     | 16 B | `Bundle.id`: the user's code and data that make the batch, and the batch's session |
 | nbytes     | u64  | payload bytes after this header |
-| room       | u64  | TICKET: bytes reserved, which need no GRANT. ANNOUNCE: size of the body. PROGRESS: position.
+| room       | u64  | TICKET: bytes already reserved, without a GRANT. ANNOUNCE: size of the body. PROGRESS: position.
 |            |      | BODY, SHARED: number of bundles that the feeder has loaded. UNMAP: number of a buffer |
 |            | u64  | 0 |
 | check      | u32  | CRC-32 of the preceding 60 bytes |
@@ -26,8 +26,8 @@ forwards it unread. It is decoded only by a feeder, and by a process that report
 
 `draws` is the number of earlier iterators that used the RNGs held by the dataset; 0 if it holds none.
 `bare` is the form in which torch's fetcher receives the keys. 0: a batch (list); 1: a single key (`batch_size=None`).
-`key_form`: INTS is a list of `count` int64 values. PICKLED is one pickle of the batch sampler's output: a list with any
-other type of key, a tuple or an array (pickles are allowed in the direction from trainer to feeder). ITEMS is one
+`key_form`: INTS is a list of `count` int64 values. PICKLED is one pickle of the batch sampler's output: a list with
+keys of any other type, a tuple, or an array (pickles are allowed in the direction from trainer to feeder). ITEMS is one
 pickle of an array, and the keys are a list of the array's items.
 
 A batch of an IterableDataset has no keys. Its ticket (key form SLOT) names the slot, which corresponds to one of
@@ -110,13 +110,14 @@ class FrameKind(IntEnum):
     PROGRESS = 7
     """F: about to make sample number `room` of this ticket. Only for tickets with Flag.PROBE."""
     NEED_BUNDLE = 8
-    """F: `bundle` is unknown here."""
+    """F: the feeder does not know `bundle`."""
     BUNDLE = 9
     """R: the bundle. Payload: its manifest (JSON)."""
     NOTE = 10
     """F: a note for the user, such as about a dataset being loaded or a slow import. Payload: a line of text."""
     CANCELLED = 11
-    """F: work on this cancelled ticket has ended. Shows that a feeder suspected of hanging is alive again."""
+    """F: work on this cancelled ticket has ended. This shows that a feeder that was suspected of hanging responds
+    again."""
     LOST = 12
     """F: the process that was making this ticket has exited. `room`: position of the sample + 1; 0 if none was being
     made. Payload: how the process exited."""
@@ -140,13 +141,13 @@ class Flag(IntEnum):
     """Bits of a header's `flags`. Not an IntFlag, whose `&` takes 2 µs, and more with cold caches."""
 
     CHECKSUM = 1
-    """Makes the receiver verify this BODY against its digest (`core.digests`). A TICKET with this flag requests such a
-    BODY."""
+    """Makes the receiver verify this BODY against its digest (`core.digests`). A TICKET with this flag requests a BODY
+    with this flag."""
     PROBE = 2
     """Requests PROGRESS before each sample of a TICKET, because the ticket was outstanding when a feeder died or
     hung."""
     ELSEWHERE = 4
-    """Marks a FAILED whose bundle could not be loaded here; other feeders may be able to load it."""
+    """Marks a FAILED from a feeder that could not load the bundle; other feeders may be able to load it."""
     ENDED = 8
     """Marks a FAILED that reports no failure. Either the ticket's slot has no such batch (payload `pack_end`), or the
     batch exists and the ticket only asked whether it does (`pack_there`)."""
@@ -154,7 +155,7 @@ class Flag(IntEnum):
     """Marks a slot's TICKET for which a snapshot or a received batch's digest exists, but was omitted because a builder
     of the slot should already have begun. A builder that has not begun exits, and the ticket is sent again in full."""
     MEMORY = 32
-    """Marks a LOST whose process the kernel killed for lack of memory."""
+    """Marks a LOST for a process that the kernel killed for lack of memory."""
 
 
 SINCE = ", since "
@@ -291,8 +292,8 @@ def _ticket_struct(count: int) -> struct.Struct:
 
 
 def all_ints(keys: Sequence[Any]) -> bool:
-    """Returns True if these keys can be sent as integers. Only values of type `int` itself can, because torch's workers
-    would see the type of a numpy integer."""
+    """Returns True if all keys are exactly of type `int`, and can therefore be sent as integers. A numpy integer
+    cannot, because a dataset in one of torch's workers would see its type."""
     n = len(keys)
     return type(keys[0]) is int if n == 1 else list(map(type, keys)).count(int) == n
 
@@ -305,19 +306,21 @@ def pack_ticket(
     bare: bool = False,
     pickle_keys: Callable[[Any], bytes] = pickle.dumps,
 ) -> bytes:
-    """Packs the keys of one batch: a list of ints in 8 bytes each, anything else with `pickle_keys`."""
+    """Packs the ticket of one batch. A list of ints takes 8 bytes per key; any other keys are packed by
+    `pickle_keys`."""
     if type(keys) is list and all_ints(keys):
         return pack_ticket_of_ints(base_seed, first_position, keys, bare)
     return _pack_pickled_ticket(base_seed, first_position, keys, bare, pickle_keys=pickle_keys)
 
 
 def pack_ticket_of_items(base_seed: int, first_position: int, keys: Any) -> bytes:
-    """Packs an array whose items are the keys. In a list, each item would need its own pickle."""
+    """Packs the ticket of a batch. `keys`: an array with one item per key, which is pickled as a whole. In a list, each
+    item would be pickled separately."""
     return _pack_pickled_ticket(base_seed, first_position, keys, False, KeyForm.ITEMS)
 
 
 def pack_ticket_of_ints(base_seed: int, first_position: int, keys: Sequence[int], bare: bool) -> bytes:
-    """Packs keys known to be ints, as `pack_ticket` does. Pickles them if one exceeds 64 bits."""
+    """Packs keys known to be ints, as `pack_ticket` does. Pickles them if any key exceeds 64 bits."""
     n = len(keys)
     try:
         return _ticket_struct(n).pack(base_seed, first_position, bare, KeyForm.INTS, 0, n, *keys)
@@ -381,7 +384,8 @@ def pack_slot_ticket(ticket: SlotTicket) -> bytes:
 
 
 def with_beginning(data: bytes, snapshot: tuple[int, bytes] | None, known: tuple[int, int] | None) -> bytes:
-    """Returns a slot's packed ticket with a snapshot to resume from and a received batch's digest, each if given."""
+    """Returns a slot's packed ticket, to which the snapshot to resume from and the digest of a received batch are added
+    if they are given."""
     if known is not None:
         data = data[: _SLOT_END - _KNOWN.size] + _KNOWN.pack(known[0] + 1, known[1]) + data[_SLOT_END:]
     return data if snapshot is None else data[:_SLOT_END] + _MADE.pack(snapshot[0]) + snapshot[1]
@@ -423,7 +427,8 @@ def pack_snapshot(slot: int, made: int, data: bytes) -> bytes:
 
 
 def unpack_snapshot(data: bytes) -> tuple[int, int, bytes]:
-    """Returns (slot, batches made, state). Raises RemoteProtocolError if `data` is not a snapshot."""
+    """Decodes a slot's snapshot: (slot, batches made, state). Raises RemoteProtocolError if `data` is not a
+    snapshot."""
     if not 0 <= len(data) - _SNAPSHOT.size <= MAX_SNAPSHOT_NBYTES:
         raise RemoteProtocolError(
             f"a snapshot may have at most {MAX_SNAPSHOT_NBYTES} bytes, but has {len(data)}"
@@ -482,8 +487,8 @@ def positions_of(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def ints_of(data: bytes | memoryview) -> list[int] | None:
-    """Returns the keys of a packed ticket if they are ints, else None: only processes that run user code may unpickle
-    keys. Raises RemoteProtocolError if the ticket is too short for its keys."""
+    """Returns the keys of a packed ticket if they are ints; None for any other keys, because only processes that run
+    user code may unpickle keys. Raises RemoteProtocolError if the ticket is too short for its keys."""
     key_form = _ticket_head(data)[3]
     return list(unpack_ticket(data).keys) if key_form == KeyForm.INTS else None
 

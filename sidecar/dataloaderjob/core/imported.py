@@ -1,5 +1,5 @@
-"""The files that a process has imported, and a check that they are unchanged. Imports no other module of this
-package."""
+"""The files that a process has imported, and a check that they are unchanged. This module imports no other module of
+this package."""
 
 from __future__ import annotations
 

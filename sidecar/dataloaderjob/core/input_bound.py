@@ -1,8 +1,8 @@
-"""The verdict on a live job, from its measures: whether it is input-bound, its bottleneck, and its number of feeders.
-Pure.
+"""The verdict on a live job, derived from its measures: whether the job is input-bound, which resource is the
+bottleneck, and how many feeders the job needs. Pure.
 
-`core.sizing` predicts a bottleneck. Here, the current bottleneck follows from the measures: it is the receiver, the
-feeders or the connections, whichever are busy. If none of them is busy, changing the number of feeders does not help.
+`core.sizing` predicts a bottleneck. This module finds the current bottleneck in the measures: the receiver, the feeders
+or the connections, if one of these is busy. If none is busy, changing the number of feeders does not help.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataloaderjob.core.measures import Measures
 from dataloaderjob.core.sizing import WAITS, WORTH, Limit, Pipeline, ceilings, needed
 
 FULL = 0.85
-"""Share of its time for which a receiver is busy if it is the bottleneck."""
+"""A receiver that is busy for at least this share of time is the bottleneck."""
 BUSY = 0.6
 """The same share for feeders. It is smaller because feeders are idle between two epochs."""
 SENDING = 0.5
-"""Share of time for which finished batches wait for their connection if the network is the bottleneck."""
+"""If finished batches wait for their connection for at least this share of time, the network is the bottleneck."""
 IDLE = 0.85
 """If this share of the feeders would suffice, there are too many feeders."""
 MOST = 1024
@@ -91,8 +91,8 @@ class InputVerdict:
         return str(self.limit) if self.is_bound else OK
 
     def column(self, number: int, current: int) -> str:
-        """Returns the word, and the recommended number if it differs: `feeders 12`, `ok`. Callers may pass numbers of
-        feeders or of pods."""
+        """Returns the word, and the recommended number if it differs from the current one: `feeders 12`, `ok`. Callers
+        may pass numbers of feeders or of pods."""
         return self.word if number == current else f"{self.word} {number}"
 
     def sentence(self, number: int | None = None, current: int | None = None, unit: str = "feeders") -> str:
@@ -137,7 +137,8 @@ def judge(measures: Measures | None) -> InputVerdict | None:
 
 
 def predicted(measures: Measures, feeders: int) -> float:
-    """Returns the batches per second of all ranks that the verdict expects with more feeders than now."""
+    """Returns the expected rate with `feeders` feeders, a larger number than now, in batches per second of all
+    ranks."""
     pipeline = pipeline_of(measures)
     limit = _limit(measures, pipeline)
     if limit not in (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.TRAINER):
@@ -159,7 +160,7 @@ def _limit(measures: Measures, pipeline: Pipeline) -> LiveLimit:
     slots = ceilings(pipeline).get(Limit.SLOTS)
     full = (
         FULL if measures.feeders < measures.slots else BUSY
-    )  # each slot has a feeder: more of them have nothing to do
+    )  # once each slot has a feeder, more feeders have nothing to do
     if slots is not None and pipeline.ranks / pipeline.period_s >= full * slots:
         return LiveLimit.SLOTS
     if measures.busy < BUSY:
@@ -169,11 +170,11 @@ def _limit(measures: Measures, pipeline: Pipeline) -> LiveLimit:
 
 
 def demand(measures: Measures, pipeline: Pipeline, limit: LiveLimit) -> tuple[float, bool]:
-    """Returns the batches per second that all resources except feeders allow, and True if the slots of an iterable
-    dataset are the limiting resource. A resource that is fully used allows only the current rate."""
+    """Returns the rate, in batches per second, that all resources except feeders allow, and True if the slots of an
+    iterable dataset are the limiting resource. A resource that is fully used allows only the current rate."""
     now = measures.rate
     allowed = ceilings(pipeline)
-    if measures.receiving < FULL:  # the model is for any machine, the measure for this one
+    if measures.receiving < FULL:  # the model is for any machine, the measurement for this one
         allowed[Limit.RECEIVER] = max(allowed[Limit.RECEIVER], FULL * now / max(measures.receiving, 1e-9))
     if limit in (LiveLimit.NETWORK, LiveLimit.RECEIVER):
         return min(now, *allowed.values()), False

@@ -36,7 +36,7 @@ class Type(IntEnum):
     HELLO = 1
     """T: JSON that identifies the trainer. File descriptors: pidfd, then those of an adoption."""
     WELCOME = 2
-    """S: JSON settings. File descriptors: control, wake-trainer, wake-receiver (none when adopted)."""
+    """S: JSON settings. File descriptors: control, wake-trainer, wake-receiver (none at an adoption)."""
     REFUSED = 3
     """S: JSON {"error": ...}; the connection ends."""
     OPEN = 4
@@ -55,8 +55,8 @@ class Type(IntEnum):
     NOTE = 10
     """S: a line for the user, JSON {"text": ...}."""
     STATUS = 11
-    """JSON request and answer about the sidecar's state; needs no pool. T: who is late with `ticket`? S: JSON
-    {"late": ...}."""
+    """A JSON request about the sidecar's state, and the answer. It needs no pool. T: asks which feeder is late with
+    `ticket`. S: JSON {"late": ...}."""
     SNAPSHOT = 12
     """S: the state of a slot of a stream, from which it can be resumed. Payload: `frames.pack_snapshot`."""
     GIVEN_UP = 13
@@ -104,13 +104,13 @@ def parse_json(payload: bytes) -> dict[str, Any]:
 
 
 class Assembler:
-    """An assembler of the packets of one direction into messages."""
+    """An assembler that joins the packets of one direction into messages."""
 
     def __init__(self, limit_nbytes: int = MAX_MESSAGE_NBYTES) -> None:
         self._limit_nbytes = limit_nbytes
         self._parts: list[bytes] = []
         self.nbytes = 0
-        """Bytes kept of an incomplete message."""
+        """Number of bytes kept of an incomplete message."""
 
     def feed(self, packet: bytes) -> Packet | None:
         """Returns a complete message, or None if more packets must follow."""
@@ -131,7 +131,7 @@ class Assembler:
 def recv_with_fds(sock: socket.socket, flags: int = 0) -> tuple[bytes, list[int]]:
     """Receives one packet and its file descriptors (close-on-exec). Raises RemoteProtocolError if any file descriptors
     were lost."""
-    # not socket.recv_fds: in Python 3.11 it drops its flags
+    # Not socket.recv_fds, which ignores its flags in Python 3.11.
     space = socket.CMSG_SPACE(MAX_FDS * 4)
     data, ancillary, msg_flags, _ = sock.recvmsg(HEAD_NBYTES + CHUNK_NBYTES, space, flags | CLOSE_ON_EXEC)
     fds = descriptors(ancillary)

@@ -1,4 +1,4 @@
-"""The environment variable DATALOADERJOB_KEEP. This module imports nothing that its callers would not need anyway."""
+"""The environment variable DATALOADERJOB_KEEP. This module imports only modules that its callers need anyway."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Keys by role: each process of a job holds only the keys for its own part of the job, and cannot impersonate another
 part.
 
-| holder | key | what it permits |
+| holder | key | permitted actions |
 |---|---|---|
 | operator, head, commands of one machine | the job's key, from which the next four are derived | everything |
 | the same | `control` | at the supervisor: to ask for the status, to scale, to stop |
@@ -30,7 +30,7 @@ from enum import StrEnum
 from dataloaderjob.core.errors import AuthError
 
 SINCE = 4
-"""Version of the control protocol from which roles have keys of their own."""
+"""First version of the control protocol in which each role has its own key."""
 NBYTES = 32
 NAMED = 6
 """Version of the control protocol from which each feeder's name has a key of its own."""
@@ -48,7 +48,7 @@ class Holder(StrEnum):
 
 
 class Part(StrEnum):
-    """Parts of a job that have certificates of their own (`core.tls`)."""
+    """Parts of a job that have their own certificates (`core.tls`)."""
 
     SUPERVISOR = "supervisor"
     FEEDER = "feeder"
@@ -84,7 +84,7 @@ def of_feeder(job_key: bytes, name: str) -> bytes:
 
 
 def of_job(job_key: bytes) -> KeyOf:
-    """Returns the keys for the supervisor and its controllers, which hold the job's key."""
+    """Returns the function that finds keys for the supervisor and its controllers, which hold the job's key."""
     made = {role: derive(job_key, holder) for role, holder in HOLDERS.items()}
 
     def find(role: str, protocol: int, name: str) -> bytes:
@@ -126,7 +126,8 @@ def wrap(key: bytes, secret: bytes, about: str) -> str:
 
 
 def unwrap(key: bytes, text: str, about: str) -> bytes:
-    """Returns the wrapped key. Raises AuthError if it was wrapped with another key, or for another owner."""
+    """Returns the key that `text` contains. Raises AuthError if it was wrapped with another key, or for another
+    owner."""
     try:
         data = bytes.fromhex(text)
     except ValueError as exc:

@@ -7,11 +7,11 @@
     values          one list of `core.values`: the plain values of the tree, to the end of the body; absent if none
 
 The first two words are the seal of a batch (`core.digests`): the digest covers every byte after it, and the identity
-stands for the ticket and keys that the batch was made from.
+stands for the ticket and keys from which the batch was made.
 
-The schema describes all structure, types, shapes and places, but no content. Therefore, the header after the seal,
+The schema describes the structure, types, shapes and offsets, but no content. Therefore, the header after the seal,
 which includes the schema's digest, is the same for every batch of one kind. A decoder caches the parsed schema under
-this header. Numbers and strings that vary follow in the values.
+this header. Numbers and strings, which vary, follow in the values.
 
 A node is a tuple that starts with its kind:
 
@@ -21,12 +21,12 @@ A node is a tuple that starts with its kind:
 | (PICKLE, i) | value number i is a pickle |
 | (TENSOR ARRAY SCALAR, dtype, itemsize, shape, strides, flags) | a leaf buffer; see `Buffer` |
 | (LIST TUPLE SET FROZENSET, children) | |
-| (NAMEDTUPLE SEQUENCE, class, children) | SEQUENCE: made from an iterable, such as torch.Size |
+| (NAMEDTUPLE SEQUENCE, class, children) | SEQUENCE: built from an iterable, such as torch.Size |
 | (DICT, keys, children) | |
 | (MAPPING, class, keys, children) | rebuilt as class(dict) |
 | (DEFAULTDICT, factory or None, keys, children) | |
 | (DATACLASS, class, names, children) | |
-| (MADE, way, class or None, child) | an object that `batches.objects` makes in this way from this content |
+| (MADE, way, class or None, child) | an object that `batches.objects` creates in this way from this content |
 | (ATTRIBUTES, names, children) | the first child, with the others in its `__dict__` |
 | (SAME, i) | leaf buffer number i again: one tensor or array in two places |
 | (AGAIN, i) | MADE object number i again; MADE objects are numbered in the order in which their contents end |
@@ -52,7 +52,8 @@ HEADER = struct.Struct("<QQHBBIQ")
 ALIGNMENT = 64
 MAX_SCHEMA_NBYTES = 64 * 1024 * 1024
 MAX_DEPTH = values.MAX_DEPTH // 2 - 8
-"""200. Each level of the batch takes two levels of the schema's value, and keys and dtypes need the remaining ones."""
+"""Maximum depth of a batch: 200. Each level takes two levels of the schema's value; the rest are for keys and
+dtypes."""
 
 
 class NodeKind(IntEnum):
@@ -80,7 +81,7 @@ class NodeKind(IntEnum):
 
 REQUIRES_GRAD = 1
 PARAMETER = 2
-"""Flags of a TENSOR."""
+"""Bits of a TENSOR's flags."""
 
 _BUFFERS = frozenset({NodeKind.TENSOR, NodeKind.ARRAY, NodeKind.SCALAR})
 _BARE = frozenset({NodeKind.LIST, NodeKind.TUPLE, NodeKind.SET, NodeKind.FROZENSET})
@@ -124,7 +125,7 @@ class Node:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layout:
-    """A parsed schema: the tree, and the places of buffers and values. Offsets are relative to the body."""
+    """A parsed schema: the tree, and the offsets of buffers and values. Offsets are relative to the body."""
 
     root: Node
     buffers: tuple[Buffer, ...]
@@ -135,7 +136,7 @@ class Layout:
 
 
 def node(kind: NodeKind, *rest: Any) -> tuple[Any, ...]:
-    """Makes a schema's node from the parts listed in the table above."""
+    """Builds a schema's node from the parts listed in the table above."""
     return (int(kind), *rest)
 
 
@@ -236,7 +237,7 @@ class _Parser:
         return tuple(nodes)
 
     def _named_twice(self, kind: NodeKind, index: int) -> Node:
-        """Returns a node that refers to an earlier one, which therefore exists when this one is assembled."""
+        """Returns a node that refers to an earlier one. The earlier node exists when this one is assembled."""
         if _natural(index) >= (len(self.buffers) if kind is NodeKind.SAME else self.num_made):
             raise ValueError(f"{kind.name} refers to number {index}, which does not come before it")
         return Node(kind=self.buffers[index].kind if kind is NodeKind.SAME else kind, index=index)

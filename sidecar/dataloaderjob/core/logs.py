@@ -1,4 +1,4 @@
-"""Logging in our processes: one line for each record, even if the record contains untrusted text."""
+"""Logging in this package's processes: one line for each record, even if the record contains untrusted text."""
 
 from __future__ import annotations
 

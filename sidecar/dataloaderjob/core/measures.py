@@ -1,13 +1,13 @@
-"""Measures of a job's last minute, from the running sums of its trainers, receivers and feeders. Pure.
+"""Measures of a job's last minute, derived from the running sums of its trainers, receivers and feeders. Pure.
 
-The supervisor adds one reading a second to a `MeasuresWindow`; `Measures` is the summary in its status. Sums are only
-compared between readings of the same process, so a process that starts or exits does not distort them.
+The supervisor adds one reading a second to a `MeasuresWindow`; `Measures` is the summary in its status. Sums are
+compared only between readings of the same process, so a process that starts or exits does not distort the measures.
 
 - Until a sidecar's trainers have taken FIRST batches, their times are startup times, and do not count.
 - Nothing counts while there are no live iterators, or more or fewer than usual, such as during an evaluation.
   Therefore, the feeders of a script that has left its loop do not look idle.
 - Once there are enough batches with the current number of feeders, earlier ones do not count.
-- The step is a median over readings, because the long step of a checkpoint is no reason for fewer feeders.
+- The step is a median over readings, because one long step, such as at a checkpoint, is no reason for fewer feeders.
 - On CUDA, kernels are queued, so a trainer that waits for input requests the next batch as soon as it has launched a
   step. The step then looks shorter than it is. Therefore, the last step measured while trainers hardly waited is kept
   (`calm_step_s`).
@@ -27,18 +27,20 @@ from dataloaderjob.core.costs import SLOTS
 
 WINDOW_S = 60.0
 LONGEST_S = 600.0
-"""Maximum span of the window if there are fewer than ENOUGH batches in a minute."""
+"""Maximum span of the window, in seconds, used if there are fewer than ENOUGH batches in a minute."""
 RECENT_S = 15.0
 FIRST = 8
 """Number of batches of a sidecar's trainers that do not count, because they belong to the start of a job."""
 ENOUGH = 12
-"""Number of batches below which nothing is known."""
+"""Number of batches below which no measures are available."""
 USUAL_S, USUAL_AFTER_S = 300.0, 30.0
-"""Seconds over which the median number of iterators is the usual one, and seconds after which it is known."""
+"""Seconds over which the number of iterators is observed, with the median as the usual number, and seconds after which
+the usual number is known."""
 CALM = 0.01
 """Share of time spent waiting below which a measured step depends on training alone."""
 PARTS = 1.6
-"""Minimum ratio of batches built to batches taken at which each of the trainer's batches consists of several."""
+"""If feeders build at least this many batches for each batch taken, each of the trainer's batches consists of
+several."""
 _READ = ("next_calls", "wait_ns", "step_ns", "nbytes", "receiver_cpu_ns", "receiver_queued_ns")
 _LARGEST = 1e15
 
@@ -70,7 +72,7 @@ class Measures:
     cpu_s: float = 0.0
     """CPU time to make a batch."""
     wall_s: float = 0.0
-    """Time that a batch occupies its feeder; 0 while no feeder has reported any."""
+    """Time for which a batch occupies its feeder; 0 until a feeder has reported a time."""
     queued_s: float = 0.0
     """Part of `wall_s` during which the feeder was ready to run but had no CPU."""
     spread: float = 0.0
@@ -82,7 +84,7 @@ class Measures:
     sending: float = 0.0
     """Share of time during which a feeder's finished batch waits for its connection, on average."""
     slots: int = 0
-    """Slots of iterable datasets that feeders read."""
+    """Number of slots of iterable datasets that feeders are reading."""
 
     def as_dict(self) -> dict[str, Any]:
         return {
@@ -121,7 +123,7 @@ class _Reading:
     receiver_busy_ns: int = 0
     """CPU time of receivers, plus the time during which they were ready to run but had no CPU."""
     ranks: int = 0
-    """Receivers of the sidecars whose trainers have taken a batch since the previous reading."""
+    """Number of receivers, counting only sidecars with a trainer that has taken a batch since the previous reading."""
     receivers: int = 0
     iterators: int = 0
     costs: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -284,8 +286,8 @@ def _median_step_s(readings: Sequence[_Reading]) -> float:
 
 
 def _of_feeders(readings: Sequence[_Reading], batches: int) -> dict[str, Any]:
-    """Summarizes the feeders' sums. A trainer's batch may be made of several that feeders build: the parts of
-    `parts=`, or reading and stage of `stage=`."""
+    """Summarizes the feeders' sums. A trainer's batch may consist of several that feeders build: the parts of `parts=`,
+    or the reading and the stage of `stage=`."""
     total: dict[str, int] = {}
     for reading in readings:
         for counter, rise in reading.costs.items():

@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 FEEDERS_FIELD = "spec.feeders.resources.limits.memory"
 SCORE, MOST_SCORE = 500, 1000
-"""Value added to a process's oom_score_adj (proc(5)), where 1000 stands for all memory, and the maximum score."""
+"""Value added to a process's oom_score_adj (proc(5)), and that file's maximum, which stands for all memory."""
 LOOK_S = 5.0
 """Interval between two readings of the kernel's count of processes killed for lack of memory."""
 RECENT_S = 15.0
-"""Age up to which a kill is recent. The kernel counts a kill when it begins, but a process with gigabytes to free exits
-seconds later."""
+"""A kill counts as recent up to this age. The kernel counts a kill when it begins, but a process with gigabytes to free
+exits seconds later."""
 
 
 class _Version(NamedTuple):
@@ -63,7 +63,7 @@ def machine_memory(root: Path = _ROOT) -> int:
 
 def kills(root: Path = _ROOT) -> int:
     """Returns the number of processes in this cgroup that the kernel has killed for lack of memory. If no cgroup counts
-    them, as at the root of version 2, it is the number for the whole machine; 0 if neither is known."""
+    them, as at the root of cgroup v2, returns the number for the whole machine, or 0 if that is unknown, too."""
     for folder, version in _cgroups(root):
         if (found := _counter(folder / version.kills)) is not None:
             return found
@@ -78,7 +78,7 @@ def die_first(root: Path = _ROOT) -> None:
 
 
 def die_as(pid: int, root: Path = _ROOT) -> None:
-    """Gives this process, and its children, the same oom_score_adj as `pid`."""
+    """Sets this process's oom_score_adj, which its children inherit, to the value of process `pid`."""
     with contextlib.suppress(OSError):
         (root / "proc/self/oom_score_adj").write_text((root / f"proc/{pid}/oom_score_adj").read_text())
 
@@ -94,7 +94,7 @@ def describe_limit(field: str, root: Path = _ROOT) -> str:
 
 
 def remedy(field: str) -> str:
-    """Returns the remedy if memory ran out. `field`: as for `describe_limit`."""
+    """Returns the advice for when memory has run out. `field`: as for `describe_limit`."""
     if field:
         return f"raise {field}, or make batches smaller"
     return "use fewer feeders or smaller batches, or free some memory"
@@ -123,7 +123,7 @@ class MemoryWatch:
 
 
 def _cgroups(root: Path) -> Iterator[tuple[Path, _Version]]:
-    """Yields the folders of this process's cgroups that are visible from here: its own first, then their parents.
+    """Yields the folders of this process's cgroups that are visible to this process: its own first, then their parents.
 
     In a container, the container's own folder is mounted as the root, whatever path the kernel reports.
     """

@@ -1,4 +1,5 @@
-"""Parent and child processes: the first steps after a fork, a child's lines of output, the back-off before a retry."""
+"""Parent and child processes: the first steps after a fork, the lines of a child's output, and the back-off before a
+retry."""
 
 from __future__ import annotations
 
@@ -26,16 +27,16 @@ PR_SET_CHILD_SUBREAPER = 36
 MAX_LINE_CHARS = 64 * 1024
 """Maximum length of a line. A longer one is shown in pieces."""
 SEE_OUTPUT = "its own output gives the reason"
-"""Ends a line that points to another process's output, which may come before or after it."""
+"""End of a line that points to another process's output, which may appear before or after that line."""
 _ENDS = re.compile(r"\r\n|\n|\r")
 MAX_CRASHES = 6
-"""Number of crashes within CRASH_WINDOW_S beyond which the next attempt is expected to fail, too."""
+"""Number of crashes within CRASH_WINDOW_S above which the next attempt is expected to fail as well."""
 CRASH_WINDOW_S = 120.0
 
 
 def die_with_parent(parent: int) -> None:
-    """Kills this process when its parent exits, because it would then have no peer. `parent`: the pid of the process
-    that forked it."""
+    """Makes the kernel kill this process when its parent exits, because this process would then have no peer. `parent`:
+    the pid of the process that forked it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -47,7 +48,8 @@ def adopt_orphans() -> None:
 
 
 def allow_all_files() -> None:
-    """Raises this process's file descriptor limit to the maximum. Not for processes that run user code."""
+    """Raises this process's file descriptor limit to the maximum. Must not be called in processes that run user
+    code."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft != hard:
         with contextlib.suppress(OSError, ValueError):
@@ -55,7 +57,8 @@ def allow_all_files() -> None:
 
 
 def call_itself(name: str) -> None:
-    """Sets the name that `ps -o comm` and `top` show, up to 15 characters. The default is the parent's name."""
+    """Sets the name of this process in `ps -o comm` and `top`, up to 15 characters. The default is the parent's
+    name."""
     ctypes.CDLL(None).prctl(PR_SET_NAME, name.encode()[:15])
 
 
@@ -77,7 +80,7 @@ def close_all_but(keep: set[int]) -> None:
 
 def hold_standard_descriptors() -> None:
     """Opens any closed file descriptor from 0 to 2 on the null device. Otherwise, a socket or memfd could get one of
-    these numbers, and printed output would go there."""
+    these numbers, and would receive printed output."""
     for fd in range(3):
         try:
             os.fstat(fd)
@@ -133,7 +136,7 @@ def alive(pidfd: int) -> bool:
 
 def start_time(pid: int) -> str:
     """Returns the start time of a live process, as counted by the kernel. It distinguishes the process from a later one
-    with the same pid. Returns an empty string if there is no such process."""
+    with the same pid. Returns an empty string if the process does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
@@ -245,8 +248,8 @@ class Lines:
 
 
 def last_word(before: str, line: str) -> str:
-    """Returns the last message of a process when `line` follows `before`. Skips a blank line, and a line that points to
-    other output."""
+    """Returns the last message of a process: `line`, or the earlier message `before` if `line` is blank or only points
+    to other output."""
     line = line.strip()
     return before if not line or (before and line.endswith(SEE_OUTPUT)) else line
 
@@ -307,7 +310,7 @@ def exit_now(code: int) -> NoReturn:
 
 
 def leave_on_signals() -> None:
-    """Makes SIGTERM and Ctrl-C end only this process, which leaves its feeders to the next supervisor."""
+    """Makes SIGTERM and Ctrl-C end only this process. Its feeders are left to the next supervisor."""
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: exit_now(0))
 

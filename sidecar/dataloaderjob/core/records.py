@@ -1,14 +1,14 @@
-"""The record of what a run consumed: the format of its folder, and the reader. `trainer.resume.recording` is the
-writer.
+"""The record of the batches that a run consumed: the format of its folder, and the reader. `trainer.resume.recording`
+is the writer.
 
     blobs/                      bundles' blobs, by their SHA-256
     rank-R/START-PID.rows       a head, then 48 bytes for each batch that next() returned
-    rank-R/START-PID.tickets    the payloads of their tickets, one after the other
-    rank-R/START-PID.bundles    a line of JSON for each bundle: its manifest, and `in_process` if no feeder used it
+    rank-R/START-PID.tickets    the payloads of the batches' tickets, one after the other
+    rank-R/START-PID.bundles    a line of JSON for each bundle: the manifest, and `in_process` if no feeder used it
 
 Each process writes one piece, whose name begins with the process's start time. A run that is resumed from a checkpoint
-may begin before the end of an earlier piece. Its piece then replaces the earlier piece's rows from that batch on. A
-process that is killed in the middle of a row leaves an incomplete row, which does not count.
+may begin before the end of an earlier piece. The resumed run's piece then replaces the earlier piece's rows from its
+first batch on. A process that is killed in the middle of a row leaves an incomplete row, which does not count.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ MAGIC = b"DLJREC03"
 BLOBS = "blobs"
 RANK = "rank-"
 NO_BUNDLE = 0xFFFF
-"""Value of a row's `bundle` if the code that made the batch could not be kept."""
+"""Value of a row's `bundle` if the code that made the batch could not be stored."""
 
 
 class RowKind(IntEnum):
@@ -41,10 +41,10 @@ class RowKind(IntEnum):
 
 
 class Row(NamedTuple):
-    """One batch: 48 bytes, in this order."""
+    """The row of one batch: 48 bytes, with the fields in this order."""
 
     loader: int
-    """Number of the loader among those that its process made."""
+    """Number of the loader among those that its process created."""
     epoch: int
     ticket: int
     """Number of the batch in its epoch."""
@@ -63,7 +63,7 @@ class Row(NamedTuple):
 
 
 class Recorded(NamedTuple):
-    """One batch, and the piece that holds its ticket."""
+    """The row of one batch, and the piece that holds its ticket."""
 
     piece: Piece
     row: Row
@@ -99,8 +99,8 @@ class Piece:
         return data
 
     def bundle(self, row: Row) -> tuple[Bundle, bool] | None:
-        """Returns the bundle that made the batch, and True if it did so in the trainer's process; None if it could not
-        be kept."""
+        """Returns the bundle that made the batch, and True if it did so in the trainer's process; None if the bundle
+        was not stored."""
         if row.bundle == NO_BUNDLE:
             return None
         path = self.path.with_suffix(".bundles")

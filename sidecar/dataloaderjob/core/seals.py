@@ -1,20 +1,20 @@
-"""Seals: a number and a MAC on each frame after a handshake, so that nobody on the path can alter what peers send.
+"""Seals: a number and a MAC on each frame after a handshake, so that any change on the path between peers is detected.
 
     head, u64 number, 16 bytes MAC; and if a payload follows, the payload, 16 bytes MAC
 
 A head is the header of a frame (`core.frames`) or the length of a message (`core.sockets`). Each direction has its own
 key, which is derived from the key of the role and from what both sides state in the handshake, including their nonces.
 Each MAC covers everything sealed in its direction so far, so a frame is valid only at one place in one connection. The
-number, which counts from 0, reveals what happened to a frame that is not valid.
+number, which counts from 0, shows whether a frame was altered, or whether frames are missing, repeated or out of order.
 
 The head has its own MAC, because it states the length of the payload: an altered length must not make the peer wait for
 bytes that nobody sends. The bytes of a batch and of a blob are not sealed. A blob is named by its SHA-256 in a sealed
 message.
 
-A receiver computes two MACs to send a ticket, and one to check the header of its body. Together, they take 1.8 µs of
-CPU time for a ticket of 4 keys, 2.5 µs for 64 keys, and 3.4 µs for 256. Keyed BLAKE2b takes 0.5 µs for a head,
-HMAC-SHA256 1.5 µs. With only one MAC, after the payload, an altered length would be noticed only after the whole frame
-has arrived.
+A receiver computes two MACs to send a ticket, and one to check the header of the body that answers the ticket.
+Together, they take 1.8 µs of CPU time for a ticket of 4 keys, 2.5 µs for 64 keys, and 3.4 µs for 256. Keyed BLAKE2b
+takes 0.5 µs for a head, HMAC-SHA256 1.5 µs. With only one MAC, after the payload, an altered length would be noticed
+only after the whole frame has arrived.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class Opener:
         self._number = 0
 
     def open_head(self, sealed: bytes | memoryview) -> None:
-        """Checks a head with its number and MAC. Before this check, no part of the head may be used. Raises
+        """Checks a head with its number and MAC. No part of the head may be used before it is checked. Raises
         BrokenSeal."""
         self._update(sealed[:-MAC_NBYTES])
         if not compare_digest(sealed[-MAC_NBYTES:], self._digest()):

@@ -1,8 +1,8 @@
-"""Settings of processes, which the process that starts them passes in a JSON file.
+"""Settings of processes. The process that starts another one passes the settings in a JSON file.
 
-Names include units, and each process reads its file once, in its `__main__`. The writer may be of another version, for
-example if the operator is newer than a job's images. An unknown key is ignored and logged, and a missing key gets its
-default. Therefore, keys are only ever added, always with a default, and keep their meaning.
+Names of fields include units, and each process reads its file once, in its `__main__`. The writer may be of another
+version, for example if the operator is newer than a job's images. An unknown key is ignored and logged, and a missing
+key gets its default. Therefore, no key is ever removed or given another meaning, and each new key has a default.
 """
 
 from __future__ import annotations
@@ -32,11 +32,11 @@ NODE_OUTPUT = "feeders"
 NODE_READY = "ready"
 """File in the pod's own folder that exists while the pod is ready."""
 TEMP_DIR = "/tmp/ray"  # noqa: S108  in a pod, /tmp is a volume of its own
-"""Folder of Ray's state in a pod, and of ours."""
+"""Folder for the state of Ray and of this package in a pod."""
 LINK_FOLDER = "/run/dataloaderjob/link"
 """Folder that the two containers of a head's pod share. It contains only a socket."""
 NODE_FOLDER = "node"
-"""Folder below TEMP_DIR for our files, separate from Ray's."""
+"""Folder below TEMP_DIR for this package's files, separate from Ray's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,15 +87,16 @@ class RayTasks:
 class LoaderSettings:
     """A manifest's settings for one sidecar's pools, the same on one machine and on a cluster.
 
-    `DataLoaderJobSpec.loader_settings` makes them from a manifest; the sidecar's settings add the place where it runs.
+    `DataLoaderJobSpec.loader_settings` builds them from a manifest. `SidecarSettings` adds those that depend on where
+    the sidecar runs.
     """
 
     processes: int = 1
-    """Trainer processes that share the memory limit."""
+    """Number of trainer processes that share the memory limit."""
     shared_memory_nbytes: int = 2 * 1024**3
     """Shared memory for all pools of this sidecar, in bytes."""
     pool_nbytes: int | None = None
-    """Size of each pool; None: (window + reserve) times the first batch."""
+    """Size of each pool in bytes; None: (window + reserve) times the size of the first batch."""
     batch_deadline_s: float = 300.0
     progress_after_s: float = 30.0
     checksum: bool = False
@@ -106,13 +107,13 @@ class LoaderSettings:
 
     @property
     def limit_nbytes(self) -> int:
-        """Shared memory that one pool may take in total."""
+        """Shared memory, in bytes, that one pool may take in total."""
         return self.shared_memory_nbytes // self.processes
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SidecarSettings(LoaderSettings):
-    """Settings of one sidecar, from the manifest and the runner."""
+    """Settings of one sidecar, from the manifest and from the program that starts the sidecar."""
 
     job: str
     """Unique name of the job (namespace/name/uid on a cluster)."""
@@ -121,15 +122,15 @@ class SidecarSettings(LoaderSettings):
     key_path: str
     """File with the sidecars' key (`core.keys`)."""
     blobs: str
-    """Folder of user code and data, shared with the trainers, which write it."""
+    """Folder of user code and data, shared with the trainers, which write to it."""
     supervisor_host: str | None = None
     """Host of the supervisor; None: the list of feeders is fixed."""
     supervisor_port: int = 0
     feeders: Sequence[tuple[str, str, str, int]] = ()
     """Fixed feeders (name, instance, host, port), used without a supervisor."""
     scratch: Mapping[str, int] = field(default_factory=dict)
-    """Bytes available for user code and data, here and on feeders' nodes, keyed by the manifest field that sets
-    them."""
+    """Bytes available for user code and data, in this pod and on feeders' nodes, keyed by the manifest field that sets
+    each limit."""
     private: bool = False
     """True to admit only this user's trainers; on a cluster, trainers in the same group may also connect."""
     anyone: bool = False
@@ -137,7 +138,7 @@ class SidecarSettings(LoaderSettings):
     trains, whose user and group it cannot know."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
-    """Port of /metrics and /healthz; 0 for any, None for none."""
+    """Port of /metrics and /healthz; 0: any free port; None: they are not served."""
     ended: str = ""
     """The reason why the job has ended, for pods that outlive it; empty while the job is running."""
     tls_folder: str = ""
@@ -211,20 +212,22 @@ class FeederSettings:
     supervisor_port: int = 0
     bind_host: str = "127.0.0.1"
     advertise_host: str | None = None
-    """Host that receivers connect to; None: the bound one or, if bound to all addresses, the node's address."""
+    """Host that receivers connect to; None: the host to which the feeder is bound or, if it is bound to all addresses,
+    the node's address."""
     port: int = 0
     node: str = ""
-    """The provider's name for the place where the feeder runs; for messages."""
+    """The provider's name for the node of the feeder; for messages."""
     sweeps_blobs: bool = False
     """True if the folder belongs to this node alone: blobs that no feeder has used for a long time are then removed."""
     shares_memory: bool = True
-    """True if receivers on this machine copy batches out of this feeder's memory; otherwise they, too, use TCP."""
+    """True if receivers on this machine copy batches out of this feeder's memory; False if they use TCP, like all
+    others."""
     max_ungranted: int = 2
     """Maximum number of built batches kept for one receiver that has no room for them."""
     max_idle_nbytes: int = 1 << 30
     """Total size, as shipped, up to which bundles without a session stay loaded. The last one always stays loaded."""
     memory_field: str = ""
-    """The manifest field that limits the memory where the feeder runs; empty if none does."""
+    """The manifest field that limits the feeder's memory; empty if no field does."""
     lease_s: float = 0.0
     """Time without a supervisor after which the feeder exits; 0: it keeps serving, and waits for the next
     supervisor."""
@@ -250,7 +253,7 @@ class ForeignNode:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorSettings:
-    """Settings of the supervisor, one per job, next to the Ray head or the feeder host."""
+    """Settings of a job's supervisor, which runs next to the Ray head or the feeder host."""
 
     job: str
     key_path: str
@@ -271,32 +274,33 @@ class SupervisorSettings:
     """File in which a restarted supervisor finds the number of feeders."""
     bind_host: str = "127.0.0.1"
     port: int
-    """Fixed for the lifetime of the job, so that other processes find a restarted supervisor."""
+    """Port of the supervisor. It never changes during the job, so that other processes find a restarted supervisor."""
     feeder_supervisor_host: str = "127.0.0.1"
     """Host at which feeders find this supervisor."""
     feeder_blob_folder: str
     feeder_key_path: str | None = None
-    """Path of the feeders' key on their nodes; None: the path of the job's key here."""
+    """Path of the feeders' key on their nodes; None: the same as `key_path`."""
     feeder_bind_host: str = "127.0.0.1"
     feeder_advertise_host: str | None = None
     feeder_resources: dict[str, float] = field(default_factory=lambda: {"feeder": 1.0})
-    """Ray resources of a node that one feeder takes: CPU, GPU, memory in bytes, and custom resources."""
+    """Ray resources that one feeder takes from its node: CPU, GPU, memory in bytes, and custom resources."""
     ready_timeout_s: float = 150.0
-    """Time after which a feeder that has not reported is replaced. Longer than `worker_register_timeout_s`."""
+    """Time after which a feeder that has not reported is replaced. It should be longer than
+    `worker_register_timeout_s`."""
     init_timeout_s: float = 60.0
     drain_timeout_s: float = 10.0
     """Time that a feeder that is no longer wanted has to finish its work."""
     worker_register_timeout_s: int = 120
-    """The raylets' setting; for messages."""
+    """The raylets' setting of this name; for messages."""
     memory_field: str = ""
-    """The manifest field that limits the feeders' memory; empty if none does."""
+    """The manifest field that limits the feeders' memory; empty if no field does."""
     ray_external: bool = False
     """True if the Ray cluster was not started for the job: feeders then have a lease, and the supervisor sends them the
     key and environment variables."""
     ray_tag: str = ""
     """Unique name of the job among all jobs of that cluster; empty: the job's own name."""
     feeder_env: Mapping[str, str] = field(default_factory=dict)
-    """The manifest's environment variables for user code on such a cluster."""
+    """The manifest's environment variables for user code on that cluster."""
     tls_folder: str = ""
     """Folder with the certificates of the supervisor (`core.tls`); empty: connections do not use TLS."""
     feeder_tls_folder: str = ""
@@ -326,8 +330,8 @@ def load(kind: type[T], path: Path) -> T:
 
 
 def _made(kind: type[T], found: Any, path: Path, unknown: list[str], inside: str = "") -> T:
-    """Makes a dataclass from a JSON object, and from objects in it if a field is a dataclass. `unknown`: collects keys
-    that the dataclass lacks; `inside`: the enclosing keys."""
+    """Builds a dataclass from a JSON object. Fields that are dataclasses are built from the objects in it. `unknown`:
+    collects keys that the dataclass lacks; `inside`: the enclosing keys."""
     if not isinstance(found, Mapping):
         raise InputError(f"settings for {kind.__name__} in {path} must be a JSON object")
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -354,7 +358,7 @@ def read_credentials(folder: str) -> Credentials | None:
     """Reads the certificates of this process; None if the job does not use TLS. Raises InputError."""
     if not folder:
         return None
-    from dataloaderjob.core.credentials import Credentials  # with the library, only if it is needed
+    from dataloaderjob.core.credentials import Credentials  # imports `ssl`, which only TLS needs
 
     return Credentials(folder)
 

@@ -1,4 +1,5 @@
-"""The model behind advice. From measured times, it derives a limit, a number of feeders, and a predicted rate. Pure.
+"""The model behind the advice. From measured times, it derives a limit, a number of feeders, and a predicted rate.
+Pure.
 
 A pipeline has a step (training without waiting), batches that cost CPU and wall time, and bytes that cross a link and a
 receiver. Each of them bounds the rate; the lowest bound is the limit.
@@ -15,9 +16,10 @@ from enum import StrEnum
 WORTH = 0.05
 """Minimum share of a step spent waiting at which there is anything to gain."""
 HEADROOM, MOST_SPREAD = 0.85, 0.10
-"""Share of time for which a feeder is planned to be busy, and the reduction of that share if batch times vary most."""
+"""Share of time for which a feeder is planned to be busy, and the largest reduction of that share if batch times
+vary."""
 WAITS = 0.5
-"""Share of a batch's wall time without CPU above which storage is the limit."""
+"""Share of a batch's wall time spent off the CPU, above which storage is the limit."""
 LINK_USE = 0.9
 """Usable share of a link."""
 WINDOW, WINDOW_PER_FEEDER = 16, 2
@@ -50,7 +52,7 @@ class Pipeline:
     step_s: float
     """The same without waiting for input."""
     cpu_s: float
-    """CPU to make a batch: samples, collate, encode."""
+    """CPU time to make a batch: samples, collate, encode."""
     wall_s: float
     """Wall time to make a batch in one process."""
     nbytes: int
@@ -103,7 +105,7 @@ class Advice:
     cpus: float
     """CPUs that these feeders keep busy."""
     link: float
-    """Bytes per second that they send."""
+    """Bytes per second that these feeders send."""
     one_more: float
     """Rate with one more feeder than `feeders`, as a multiple of the rate with `feeders`."""
 
@@ -113,7 +115,7 @@ def ceilings(pipeline: Pipeline) -> dict[Limit, float]:
     found = {Limit.TRAINER: pipeline.ranks / pipeline.step_s if pipeline.step_s > 0 else math.inf}
     if pipeline.link is not None and pipeline.nbytes:
         found[Limit.NETWORK] = LINK_USE * pipeline.link / pipeline.nbytes
-    # Each rank has one receiver, which is a process.
+    # Each rank has one receiver, which is a single process.
     found[Limit.RECEIVER] = pipeline.ranks / (RECEIVE_S + RECEIVE_S_PER_GB * pipeline.nbytes / 1e9)
     if pipeline.slots is not None:
         found[Limit.SLOTS] = pipeline.slots * pipeline.ranks / pipeline.occupied_s

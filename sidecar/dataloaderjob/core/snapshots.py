@@ -7,7 +7,7 @@ from collections.abc import Iterable
 MAX_SNAPSHOTS = 16
 """Maximum number of snapshots kept for one slot, because a feeder may send any number."""
 STEPS_APART = 2
-"""Ranks that share slots step together: they are always fewer than STEPS_APART steps apart."""
+"""Ranks that share slots advance together, always fewer than STEPS_APART steps apart."""
 STEPS_AHEAD, BATCHES_AHEAD = 4, 16
 """Maximum lead of a shared slot over the slowest rank: the batches of STEPS_AHEAD steps, plus BATCHES_AHEAD. The lead
 of a rank's requests is one step smaller, so that no rank waits for a batch that will not be made."""
@@ -18,7 +18,7 @@ DATA, PICKLE = b"D", b"\x80"
 
 
 class SnapshotShelf:
-    """The snapshots of one slot, in order of the batches made."""
+    """The snapshots of one slot, sorted by the number of batches made."""
 
     __slots__ = ("_of",)
 
@@ -33,7 +33,7 @@ class SnapshotShelf:
         self._of.append((made, state))
         self._of.sort()
         del self._of[: max(0, sum(known <= passed for known, _ in self._of) - 1)]
-        while len(self._of) > MAX_SNAPSHOTS:  # a new home may need the first
+        while len(self._of) > MAX_SNAPSHOTS:  # a new home may need the first one, so keep it
             del self._of[1]
         return True
 

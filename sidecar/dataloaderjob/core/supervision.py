@@ -1,4 +1,4 @@
-"""The supervisor's messages over its single port, by the peer's role. They are JSON, sent after the handshake.
+"""The supervisor's messages over its single port, by the peer's role. The messages are JSON, and follow the handshake.
 
 The role in the handshake states the purpose of a connection, and requires that role's key (`core.keys`):
 
@@ -7,7 +7,7 @@ sidecar   s -> c  {"type": "feeders", "feeders": [{"name", "instance", "host", "
                    "link" is the wrapped key for connections to that process
           c -> s  {"type": "metrics", "metrics": {counter: n}, "receivers": n, "failures": [failure]}   every second and
                    at a failure; the last one of each sidecar is kept. A failure, {"rank", "feeder", "reason", "text"},
-                   is reported until its trainer has taken a batch after it
+                   is reported until its trainer has taken a later batch
           c -> s  {"type": "have", "digest", "nbytes"}  this sidecar can upload that blob
           s -> c  {"type": "want", "digest"}            upload it, over a connection of role "upload"
           c -> s  {"type": "replace", "name", "instance", "reason"}   that feeder process hangs
@@ -18,7 +18,7 @@ feeder    c -> s  {"type": "ready", "host", "port", "instance", "pid", "node", "
           c -> s  {"type": "costs", "costs": {sum: n}}  `core.costs`, every two seconds while batches are built
           c -> s  {"type": "ended", "cause", "why"}     the only message, from the feeder's starter: how it exited
 upload    c -> s  {"type": "blob", "digest", "nbytes"}, then the bytes;  s -> c  {"type": "stored"}
-blob      c -> s  {"type": "get", "digest", "nbytes", "host", "port"}   a feeder, which serves the blob there
+blob      c -> s  {"type": "get", "digest", "nbytes", "host", "port"}   from a feeder, which will serve the blob there
           s -> c  {"type": "blob", "digest", "nbytes"}, then the bytes, or {"type": "gone"}: nobody has it now; or
                   {"type": "peer", "host", "port"}: a feeder that answers the same "get" with the blob
           c -> s  {"type": "stored"}, or "get" again, if that feeder does not have it
@@ -74,9 +74,9 @@ EXIT_RAY_LATE = 3
 EXIT_RAY_LOST = 4
 """The supervisor's exit code if Ray, or the feeder host, has disappeared, or refused the supervisor."""
 EXIT_LEASE_OVER = 5
-"""A feeder's exit code if it had no supervisor for as long as its lease."""
+"""A feeder's exit code if it had no supervisor for the duration of its lease."""
 EXIT_RAY_REFUSED = 6
-"""Exit code of a head's container if the existing Ray cluster that it should join has other versions of Ray or
+"""Exit code of a head's container if the existing Ray cluster that it should join has a different version of Ray or
 Python."""
 EXITS_RAY = frozenset({EXIT_RAY_LATE, EXIT_RAY_LOST})
 COUNTERS = (
@@ -151,8 +151,8 @@ def connect_as_feeder(settings: FeederSettings, tls: Credentials | None) -> Conn
 
 
 def worst(feeders: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Returns the feeder of a status whose cause should be reported. Feeders that are not ready come first; among
-    these, the first with a lasting cause."""
+    """Returns, from a status, the feeder with the cause that should be reported. Feeders that are not ready come first;
+    among these, the first with a lasting cause."""
     told = [f for f in feeders if f.get("why")]
     return min(told, key=lambda f: (f.get("state") == "ready", not _is_lasting(f.get("cause"))), default=None)
 
@@ -190,14 +190,15 @@ def name_of(index: int) -> str:
 
 
 def index_of(name: str) -> int | None:
-    """Returns the number in a feeder's name; None if `name` is not one."""
+    """Returns the number in a feeder's name; None if `name` is not the name of a feeder."""
     head, _, tail = name.rpartition("-")
     return int(tail) if head == "feeder" and tail.isdecimal() and str(int(tail)) == tail else None
 
 
 def ended_text(code: int, words: str, memory: str = "") -> str:
     """Describes the end of a feeder's process. `code`: as `subprocess` reports it; `words`: the last line that the
-    process printed; `memory`: the memory that it had, if the kernel killed it for lack of memory."""
+    process printed; `memory`: the memory available to the process, if the kernel killed the process for lack of
+    memory."""
     if memory:
         return f"its process ran out of memory, and the kernel killed it; {memory}"
     if code < 0:

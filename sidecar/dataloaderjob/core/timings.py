@@ -20,7 +20,7 @@ TIMES = "times"
 """Name of the folder, next to the folder of blobs."""
 SUFFIX = ".times"
 SLOWEST = 20
-"""Number of the slowest batches, and of the slowest samples, that are kept individually."""
+"""Number of slowest batches, and of slowest samples, that are kept individually."""
 BUCKETS, PER_OCTAVE = 128, 4
 """Buckets of the histogram: bucket i begins at 2 ** (i / PER_OCTAVE) µs."""
 MOST_FILES = 256
@@ -30,10 +30,10 @@ MAGIC = b"DLJTIM01"
 HEAD = struct.Struct("<8sQ")
 """Magic, pid."""
 SUMS = struct.Struct("<11Qd")
-"""The fields of `Sums`, in its order."""
+"""The fields of `Sums`, in the same order."""
 BUCKET = struct.Struct("<Q")
 ENTRY = struct.Struct("<4Qq120s")
-"""The fields of `Entry`; times in ns."""
+"""The fields of `Entry`, in the same order."""
 TEXT_NBYTES = 120
 SUMS_AT = HEAD.size
 BUCKETS_AT = SUMS_AT + SUMS.size
@@ -48,20 +48,20 @@ class Entry(NamedTuple):
 
     took_ns: int
     at_ns: int
-    """Unix time at which it was finished."""
+    """Unix time at which the batch or sample was finished."""
     ticket: int
     """Number of the batch in its epoch, or in its slot."""
     sample_ns: int
-    """Time of a batch's slowest sample; 0 for a sample."""
+    """Time of a batch's slowest sample; 0 if the entry is a sample."""
     slot: int
     """Slot of an iterable dataset; -1 for a map-style one."""
     text: str
-    """The sample, or the slowest sample of the batch."""
+    """Name of the sample, or of the batch's slowest sample."""
 
 
 @dataclass(slots=True)
 class Sums:
-    """Counts and sums over batches. Times are in nanoseconds of wall time, unless named otherwise."""
+    """Counts and sums over batches. Times are in nanoseconds of wall time, unless their names say otherwise."""
 
     count: int = 0
     failed: int = 0
@@ -93,7 +93,7 @@ class Sums:
 
     @property
     def spread(self) -> float:
-        """Coefficient of variation of a batch's wall time; 0 for fewer than two."""
+        """Coefficient of variation of a batch's wall time; 0 for fewer than two batches."""
         if self.count < 2 or not self.wall_ns:
             return 0.0
         mean = self.wall_ns / 1e9 / self.count
@@ -127,7 +127,7 @@ class Times:
         return found
 
     def quantile(self, share: float) -> float | None:
-        """Returns the time, in seconds, within which this share of batches was made, accurate to about a tenth; None
+        """Returns the time, in seconds, within which this share of batches was made, accurate to about 10%; None
         without batches."""
         left = share * sum(self.buckets)
         if not any(self.buckets):
@@ -140,7 +140,7 @@ class Times:
 
 
 def packed(times: Times) -> dict[str, Any]:
-    """Returns times as values for JSON."""
+    """Returns times as JSON-serializable values."""
     return {
         "sums": {name: getattr(times.sums, name) for name in times.sums.__slots__},
         "buckets": times.buckets,
@@ -193,14 +193,15 @@ def files(folder: Path) -> Iterator[tuple[str, int, Path]]:
 
 
 def prune(folder: Path) -> None:
-    """Removes the oldest files of a folder until it has room for one more. Raises OSError."""
+    """Removes the oldest files of a folder until the folder has room for one more. Raises OSError."""
     found = [path for _, _, path in files(folder)]
     for path in sorted(found, key=lambda path: path.stat().st_mtime)[: max(0, len(found) - MOST_FILES + 1)]:
         path.unlink(missing_ok=True)
 
 
 def read(path: Path) -> Times | None:
-    """Returns the contents of a builder's file, which may be changing; None if it is not such a file."""
+    """Returns the contents of a builder's file, which the builder may be changing; None if it is not a builder's
+    file."""
     try:
         with path.open("rb") as file:
             data = file.read(NBYTES)

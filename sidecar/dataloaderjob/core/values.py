@@ -41,7 +41,8 @@ _INT, _COMPLEX, _BYTEARRAY = 1, 2, 3
 _CODES: dict[type, int] = {tuple: 4, set: 5, frozenset: 6, dict: 7}
 _MARKS: dict[type, list[Any]] = {list: [], **{kind: [ExtType(code, b"")] for kind, code in _CODES.items()}}
 _READ_MARKS = {code: (kind.__name__,) for kind, code in _CODES.items()}
-"""The values to which marks are decoded. A mark that is not the first item, as in untrusted input, is a plain value."""
+"""The values to which marks are decoded. A mark in any other place than the first item, as in untrusted input, is
+treated as a plain value."""
 _2F64 = struct.Struct("<2d")
 
 
@@ -54,8 +55,8 @@ class NotPlainError(TypeError):
 
 
 def is_key(value: object) -> bool:
-    """Returns True if `value` can be a dict's key here: a hashable plain scalar, or a tuple or frozenset of such
-    values."""
+    """Returns True if `value` can be a key of a plain dict: a hashable plain scalar, or a tuple or frozenset of
+    possible keys."""
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(is_key, value))  # type: ignore[call-overload]

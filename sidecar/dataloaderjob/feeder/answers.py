@@ -1,7 +1,7 @@
 """The answers of a builder that makes a slot, kept while they may be requested again, and the slot's snapshots.
 
-A slot cannot be rewound. If a batch did not arrive, because its place in the pool was needed or a connection broke, it
-is sent again from its buffer.
+A slot cannot be rewound. If a batch did not arrive, because its place in the pool was needed for another batch or a
+connection broke, it is sent again from its buffer.
 """
 
 from __future__ import annotations
@@ -81,8 +81,8 @@ class SnapshotClock:
         """True once no more snapshots are taken."""
 
     def take(self, source: SlotSource) -> bytes | None:
-        """Returns a snapshot if one is due and the slot provides one. If the call sets `stopped`, it returns the reason
-        instead, or None if there is none."""
+        """Returns a snapshot if one is due. If no snapshots can be taken from now on, sets `stopped` and returns the
+        reason, if one is known. Returns None in all other cases."""
         began = self._clock()
         if self.stopped or began < self._due:
             return None

@@ -29,7 +29,8 @@ STALL_TIMEOUT_S = 30.0
 """Seconds without a byte of a blob after which the connection is closed, and the blob is requested again."""
 
 PEER_ERRORS = (ConnectionError, TimeoutError, ProtocolError)
-"""Errors of the other feeder, or of the network in between. All other errors are this node's own."""
+"""Errors that the other feeder, or the network in between, may have caused. All other errors have a cause on this
+node."""
 
 
 def connect_to_supervisor(settings: FeederSettings, key: bytes, tls: Credentials | None) -> Connection:
@@ -78,7 +79,7 @@ class BlobFetcher:
                         self._fetch_from_peer(answer, request)
                     elif answer.get("type") != "blob":
                         return False
-                # A supervisor of the previous release no longer listens.
+                # A supervisor of the previous release does not expect this message.
                 with contextlib.suppress(OSError):
                     sockets.send_message(sock, {"type": "stored"})
         return True

@@ -12,13 +12,13 @@ from dataloaderjob.core.control import seal
 from dataloaderjob.feeder.channel import Channel, MessageKind
 
 SPARE_BUFFERS = 3
-"""Number of free buffers kept: those that a feeder may hold of one session, and one to build into."""
+"""Number of free buffers kept: the buffers that a feeder may hold for one session, plus one to build into."""
 _ROUND_NBYTES = 64 * 1024
 _LARGE_NBYTES = 64 * 1024
 
 
 class Buffers:
-    """Shared memory for bodies. The feeder reports the buffers that are free again."""
+    """Shared memory for bodies. The feeder reports which buffers have become free."""
 
     def __init__(self, channel: Channel) -> None:
         self._channel = channel
@@ -27,7 +27,7 @@ class Buffers:
         self._last = 0
 
     def take(self, nbytes: int) -> tuple[int, memoryview]:
-        """Returns a free buffer of `nbytes` bytes or more: (number, its memory)."""
+        """Returns a free buffer of at least `nbytes` bytes: (number, memory)."""
         for number in self._free:
             if nbytes <= len(self._maps[number]) <= 4 * nbytes + _ROUND_NBYTES:
                 self._free.remove(number)

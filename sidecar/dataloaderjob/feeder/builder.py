@@ -74,8 +74,8 @@ class Builder:
         self._session: Introduction | None = None
 
     def warm_up(self, nbytes: int) -> None:
-        """Performs the steps for a batch once, without user code. This copies memory that is shared with the template,
-        which would cost the first batch 5 to 10 ms. `nbytes`: the size of a body, if known."""
+        """Performs the steps for a batch once, without user code. Writing to memory that is shared with the template
+        copies it, which would otherwise delay the first batch by 5 to 10 ms. `nbytes`: the size of a body, if known."""
         try:
             seed_worker(0, 0)
             seed_batch(0, 0)
@@ -104,7 +104,7 @@ class Builder:
                 else:
                     self._buffers.free(message.a)
             elif message.kind == MessageKind.INIT:
-                if message.fd is not None:  # the output from now on
+                if message.fd is not None:  # the destination of output from now on
                     os.dup2(message.fd, 1)
                     os.dup2(message.fd, 2)
                     os.close(message.fd)
@@ -137,7 +137,8 @@ class Builder:
         return True
 
     def _held(self, session: Introduction) -> HeldGenerators:
-        """Returns the held RNGs; none for a slot, whose RNGs draw as in a worker of torch."""
+        """Returns the RNGs that the dataset and collate_fn hold (`making.held`); none for a slot, in which RNGs draw as
+        they do in one of torch's workers."""
         if not session.is_slot and self._fetcher.held is NOTHING_HELD:
             self._fetcher.held = held_by(self._code, session.held)
         return self._fetcher.held
@@ -150,7 +151,8 @@ class Builder:
 
     @property
     def _allow_pickle(self) -> bool:
-        """True if a slot's batches may contain pickles. Batches that the stage of another feeder opens always may."""
+        """True if a slot's batches may contain pickles. Batches that are passed on to another feeder's stage may always
+        contain them."""
         return self._is_staged or self._here.allow_pickle
 
     # Batches
@@ -177,8 +179,8 @@ class Builder:
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
 
     def _build_of_slot(self, message: Message) -> bool:
-        """Makes a slot's batch. Returns False if another builder must rebuild the slot. In this case, this builder is
-        past that batch and no longer has it, or could have resumed from a snapshot."""
+        """Makes a slot's batch. Returns False if another builder must rebuild the slot: this builder is past the batch
+        and no longer has it, or it has made nothing yet and the ticket omits a snapshot or digest that exists."""
         ticket = frames.unpack_slot_ticket(message.payload)
         assert ticket is not None  # noqa: S101  checked before
         PLACE.pack_into(self._place, 0, message.a, NOWHERE)
@@ -190,7 +192,7 @@ class Builder:
                 return False
             if self._here.ranks:
                 self._make_for_others(ticket, message)
-            # If earlier batches are rebuilt first, the cost would be that of several batches.
+            # If earlier batches are rebuilt first, the cost would include these batches.
             is_next = self._source.made == ticket.number
             self._begin_clocks()
             answer = self._answer(ticket, message)
@@ -373,7 +375,7 @@ def _nbytes_of(kind: int, payload: bytes) -> int | None:
 
 
 def _unpack(payload: bytes) -> frames.Ticket:
-    """Unpacks a ticket. Raises InputError for keys of types that this feeder does not have."""
+    """Unpacks a ticket. Raises InputError if a key's type cannot be imported in this feeder."""
     try:
         return frames.unpack_ticket(payload)
     except (ImportError, AttributeError) as exc:

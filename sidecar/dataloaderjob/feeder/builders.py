@@ -40,23 +40,23 @@ from dataloaderjob.feeder.slot_snapshots import SlotSnapshots, SnapshotReceiver
 from dataloaderjob.feeder.trials import Trials
 
 LINGER_S = 0.2
-"""Delay before a session's builder is ended. Ending it takes a few ms, for which the next epoch's first batches would
-wait."""
+"""Delay before a session's builder is ended. Ending the builder takes a few ms, and the next epoch's first batches
+would have to wait for it."""
 END_GRACE_S = 2.0
 """Time that user code has to finish its current step after its session has ended."""
 HUNG_S = 5.0
-"""Seconds after the cancellation of a batch at which a builder that is still making it is killed."""
+"""Seconds after the cancellation of a batch after which a builder that is still making it is killed."""
 ORPHAN_S = 10.0
 """Time for which a session is kept after its receivers are gone, because a receiver may reconnect."""
 SLOT_ORPHAN_S = 60.0
-"""The same for a slot, which would have to be rebuilt. A receiver that has reconnected may not request anything for a
-while."""
+"""The same for a slot. It is longer because a slot would have to be rebuilt, and because a receiver that has
+reconnected may not request anything for a while."""
 MAX_FIRST_DEATHS = 2
 """Number of builders of a session that must die in worker_init_fn before the session fails."""
 
 
 class Owner(SnapshotReceiver, Watching, Protocol):
-    """The feeder's loop, as the target of builders' events. Its methods are called within its turns."""
+    """The feeder's loop, which handles builders' events. Its methods are called within the loop's turns."""
 
     def session_free(self) -> None: ...
     def built(self, task: Task, body: Body) -> None: ...
@@ -94,7 +94,7 @@ class Builders:
         return bundle in self._sessions
 
     def free(self, task: Task) -> bool:
-        """Returns True if this task may be made now."""
+        """Returns True if a builder may start on this task now."""
         session = self._sessions.get(task.bundle)
         if session is None or session.phase is not BuilderPhase.FREE:
             return False
@@ -113,8 +113,8 @@ class Builders:
         yield from ((s.task, s.replayed) for s in self._sessions.values() if s.task is not None)
 
     def open(self, bundle: Bundle, base_seed: int) -> None:
-        """Begins a session for a bundle whose blobs are on this node. `Owner.session_free` reports when it can be
-        used."""
+        """Begins a session for a bundle whose blobs are on this node. `Owner.session_free` reports when the session can
+        be used."""
         template = self.templates.get(bundle)
         session = self._sessions[bundle.id] = Session(bundle, template, base_seed, time.monotonic())
         template.sessions.append(session)
@@ -147,7 +147,8 @@ class Builders:
             )
 
     def _why_not(self, session: Session, receiver: int, ticket: frames.SlotTicket) -> str:
-        """Returns the reason why a rank gets nothing from a slot that it shares with others; empty if there is none."""
+        """Returns the reason why a rank receives nothing from a slot that it shares with others; empty if there is
+        none."""
         if ticket.base_seed != session.base_seed:
             return dealing.SEEDS
         others = (s.bundle for s in self._sessions.values() if s.phase is not BuilderPhase.ENDING)
@@ -185,7 +186,7 @@ class Builders:
         session.phase, session.ended_at = BuilderPhase.ENDING, time.monotonic()
 
     def end_lingering(self, bundle: bytes) -> None:
-        """Ends a lingering session at once, because it is needed again and can begin only after that."""
+        """Ends a lingering session at once, because the session is needed again, and can begin only after its end."""
         session = self._sessions.get(bundle)
         if session is not None and session.phase is BuilderPhase.ENDING:
             self._end_builder(session, time.monotonic())
@@ -262,12 +263,12 @@ class Builders:
     # Builders
 
     def _start(self, session: Session) -> None:
-        """Gives the session a builder."""
+        """Assigns a builder to the session."""
         number, channel = self.templates.builder(session.template)
         session.number, session.channel, session.phase = number, channel, BuilderPhase.STARTING
         self._owner.watch(channel, lambda: self._listen(session, channel))
         slot, index = session.bundle.slot, self._settings.index
-        if session.bundle.facts.get(SLOTS):  # a stage has the same number of workers as its reading
+        if session.bundle.facts.get(SLOTS):  # a stage has as many workers as the reading before it
             index = index % max(1, session.bundle.workers) if slot is None else slot
         introduction = Introduction(
             feeder=self._settings.name, index=index,
@@ -401,8 +402,8 @@ def _slot_ticket(task: Task) -> frames.SlotTicket:
 
 
 def _is_asked_again(session: Session, waiting: list[Task]) -> bool:
-    """Returns True if a slot's cancelled batch is requested again, because its builder cannot make anything else
-    first."""
+    """Returns True if the cancelled batch that a slot's builder is making is requested again. The builder must finish
+    it before any other batch of the slot."""
     made = session.task
     return session.slot is not None and made is not None and any(t.ticket == made.ticket for t in waiting)
 

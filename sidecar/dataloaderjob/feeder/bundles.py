@@ -47,10 +47,10 @@ LOOK = (
     "look for a crash in native code or a lack of memory there; see the last lines that this feeder printed"
 )
 MAX_SPARES = 2
-"""Maximum number of idle templates that keep a builder forked ahead."""
+"""Maximum number of idle templates for which one builder is forked ahead of time."""
 _BACKOFF = Backoff(0.2, 5.0)
 Soon = Callable[[Callable[[], None]], None]
-"""Makes the loop call a function. Safe to call from any thread."""
+"""Makes the loop call the function that is passed. Safe to call from any thread."""
 
 
 @dataclass(slots=True)
@@ -78,7 +78,7 @@ class BundleStore:
         tls: Credentials | None = None,
     ) -> None:
         """`address`: returns this feeder's host and port. `here(bundle)`: reports that a bundle's blobs are on this
-        node. `lost(instructions, failure)`: reports that they never will be."""
+        node. `lost(instructions, failure)`: reports that they cannot be obtained."""
         self._settings, self._machine = settings, machine
         self._store = BlobStore(Path(settings.blob_folder))
         self.blobs = BlobFetcher(settings, key, self._store, address, tls)
@@ -119,8 +119,8 @@ class BundleStore:
             self._bundles.pop(bundle_id, None)
 
     def keep(self, now: float) -> None:
-        """Occasionally marks the blobs in use, and removes unused ones, if the node's feeders are responsible for
-        this."""
+        """Occasionally marks the blobs that are in use, and removes unused ones, if the folder belongs to this node
+        alone."""
         if self._settings.sweeps_blobs and now - self._kept_at > NODE_KEEP_S / 10:
             self._kept_at = now
             for bundle in self._bundles.values():

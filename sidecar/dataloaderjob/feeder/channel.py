@@ -1,12 +1,12 @@
-"""Messages between a feeder and the processes that run user code for it: a head, a payload, at most one file
+"""Messages between a feeder and the processes that run user code for it: a head, a payload, and at most one file
 descriptor.
 
     u8 kind, u8 1 if a file descriptor is attached, u16 flags, u32 payload bytes, u64 a, u64 b
 
-They are sent over a Unix stream socket between processes of the same user, so a malformed message is a bug in this
-package.
+The messages are sent over a Unix stream socket between processes of the same user, so a malformed message is a bug in
+this package.
 
-A feeder's sessions and templates are also defined here, as plain data that `builders` and `bundles` update.
+This module also defines a feeder's sessions and templates, as plain data that `builders` and `bundles` update.
 
 A session is one epoch of one loader (`Bundle.id`) and has one builder at a time. The template, which holds the
 loaded bundle, outlives the session and serves the next epoch.
@@ -311,7 +311,7 @@ class SlotSession:
     is_tried: bool = False
     """True while a trial runs."""
     has_ended: bool = False
-    """True once the slot has no further batches. A ticket for one is then answered at once."""
+    """True once the slot has no further batches. A ticket for a further batch is then answered at once."""
     is_exact: bool | None = None
     """True if snapshots restore the slot exactly; None until a trial has determined this."""
 

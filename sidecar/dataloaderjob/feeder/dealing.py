@@ -30,7 +30,7 @@ EPOCHS = (
 
 
 class Needs:
-    """The batches of its slot that the ranks of each session may still request."""
+    """The batches that the ranks of each session may still request from the session's slot."""
 
     def __init__(self) -> None:
         self._of: dict[bytes, dict[int, float]] = {}
@@ -51,7 +51,7 @@ class Needs:
         """Returns a rank's packed ticket, with `needed` lowered to the first batch that any rank needs."""
         known = [needed for needed in self._of.get(bundle.id, {}).values() if needed != _NOTHING]
         least = min(known, default=float(ticket.needed))
-        if len(self._of.get(bundle.id, {})) < bundle.ranks:  # the others are about as far as the first
+        if len(self._of.get(bundle.id, {})) < bundle.ranks:  # ranks that have not reported are about as far
             least = min(least, max(bundle.first, max(known, default=least) - STEPS_APART * bundle.ranks))
         if ticket.snapshot is not None and ticket.snapshot[0] > least:
             packed = frames.pack_slot_ticket(ticket._replace(snapshot=None))
@@ -79,8 +79,8 @@ _NOTHING = float("inf")
 def refusal(
     bundle: Bundle, receiver: int, needed: int, others: Iterable[Bundle], users: Callable[[bytes], set[int]]
 ) -> str:
-    """Returns the reason why a rank gets nothing from this session, given the bundles of other ranks; empty if there is
-    none."""
+    """Returns the reason why a rank receives nothing from this session, given the bundles of other ranks; empty if
+    there is none."""
     if bundle.ranks < 2:
         return ""
     here = users(bundle.id)

@@ -1,4 +1,4 @@
-"""The state machine of one feeder and all its receivers, which decides what happens to tickets. Pure.
+"""The state machine of one feeder and all its receivers. It decides how tickets are handled. Pure.
 
 Events go in (a frame has arrived, a batch is built, a body is sent), and instructions come out. The machine never
 inspects payloads. Each bundle has its own builder, which makes one batch at a time. The shell, `feeder.server`, reports
@@ -8,7 +8,8 @@ Receivers take turns, and so do the streams of each receiver. Within a stream, t
 built for a receiver with `limit` batches HELD, or with `limit` built and unsent. One exception prevents a deadlock: a
 ticket before all HELD ones of its stream is built anyway, because the receiver may not make room for those until it has
 this one. Once the batches built for all receivers reach `most_nbytes`, a batch is built only for a receiver with
-nothing built. This is necessary because batches built for the others may wait for a trainer that waits for this one.
+nothing built. This is necessary because the batches built for other receivers may be waiting for a trainer that itself
+waits for this receiver's trainer.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class _Receiver:
         insort(self.queues.setdefault(task.stream, []), task, key=lambda j: j.ticket)
 
     def dequeue(self, task: Task, *, turn: bool = False) -> None:
-        """Removes the task. With `turn`, its stream moves to the end of the line."""
+        """Removes the task. With `turn`, the task's stream moves to the end of the line."""
         queue = self.queues[task.stream]
         queue.remove(task)
         if not queue:
@@ -111,7 +112,7 @@ class Feeding:
 
     @property
     def idle(self) -> bool:
-        """True if no receiver is owed anything."""
+        """True if no receiver is waiting for anything."""
         return not self.load and not any(k.held or k.unsent for k in self._receivers.values())
 
     @property
@@ -170,7 +171,8 @@ class Feeding:
         return []
 
     def grant(self, receiver: int, *, stream: int, ticket: int, room: int) -> list[Instruction]:
-        """Handles a GRANT frame. It sends a batch that is HELD, and only increases the room of an unbuilt batch."""
+        """Handles a GRANT frame. A batch that is HELD is sent. For a batch that is not built yet, only the room is
+        increased."""
         task = self.find(receiver, stream, ticket)
         if task is None:
             return []
@@ -187,8 +189,8 @@ class Feeding:
     # Bundles
 
     def bundle_coming(self, bundle: bytes) -> bool:
-        """Handles a BUNDLE frame. Returns True, once per bundle, if the shell must make the bundle ready and report
-        this."""
+        """Handles a BUNDLE frame. Returns True, once per bundle, if the shell must obtain the bundle's blobs and report
+        the result."""
         if bundle in self._known or bundle in self._coming or not self.wanted(bundle):
             return False
         self._coming.add(bundle)
@@ -330,7 +332,7 @@ class Feeding:
         return [Withdraw(task)] if was is TaskState.READY else []
 
     def _move(self, task: Task, event: TaskEvent) -> None:
-        """Changes the task's state and updates the collections and counts that it is part of."""
+        """Changes the task's state, and updates the collections and counts that contain the task."""
         self._history.append((task.serial, event))
         state = TRANSITIONS.get((task.state, event))
         if state is None:

@@ -101,12 +101,12 @@ class Task:
     room: int
     """Size in bytes up to which the body may be sent without a GRANT."""
     payload: bytes = field(repr=False)
-    """The result of `frames.pack_ticket`; opaque here."""
+    """The result of `frames.pack_ticket`; opaque to the state machine."""
     state: TaskState
     nbytes: int = 0
     """Size of the built body."""
     body: Any = field(default=None, repr=False)
-    """The shell's object, kept until the body is sent. Dropped when the task is GONE."""
+    """The shell's object for the body. It is kept until the body is sent, and dropped when the task is GONE."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +117,7 @@ class Instruction:
 
 
 class NeedBundle(Instruction):
-    """Ask the task's receiver for its bundle's manifest."""
+    """Ask the task's receiver for the manifest of the task's bundle."""
 
 
 class Announce(Instruction):

@@ -27,8 +27,8 @@ from dataloaderjob.core.places import IMPORTED_VARIABLE, IN_FEEDER_VARIABLE
 
 
 def start_zygote(imported: str | None = None) -> tuple[socket.socket, int]:
-    """Starts the zygote. Returns the socket over which it receives feeders, and its pid. `imported`: the file for the
-    list of its imports."""
+    """Starts the zygote. Returns the socket over which the zygote receives feeders' sockets, and the zygote's pid.
+    `imported`: the file for the list of the zygote's imports."""
     here, there = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC)
     parent = os.getpid()
     pid = os.fork()

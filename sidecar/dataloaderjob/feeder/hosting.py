@@ -33,7 +33,7 @@ from dataloaderjob.feeder.zygote import EXIT_TOLD
 EXIT_FAILED = 1
 _READ_NBYTES = 64 * 1024
 Zygote = tuple[socket.socket, int]
-"""The socket over which the zygote receives feeders, and the zygote's pid."""
+"""The socket over which the zygote receives feeders' sockets, and the zygote's pid."""
 
 
 @dataclass(slots=True, eq=False)

@@ -16,7 +16,8 @@ from dataloaderjob.feeder.trials import Trials
 MAX_TRIALS = 3
 """Maximum number of trials of one slot's snapshots if the trials yield no batch."""
 TRIED_AFTER = 1
-"""Distance from a snapshot's next batch to the batch that tests the snapshot. By then, anything that it omits shows."""
+"""Distance, in batches, from a snapshot's next batch to the batch that tests the snapshot. By then, anything that the
+snapshot omits has had an effect."""
 
 
 class SnapshotReceiver(Protocol):
@@ -45,7 +46,7 @@ class SlotSnapshots:
     def _restored(self, session: Session, slot: SlotSession, expected: int, found: int | None) -> None:
         slot.is_tried = False
         if found is None and slot.trials < MAX_TRIALS:
-            slot.first = None  # the next snapshot is tried
+            slot.first = None  # so that the next snapshot is tried
             return
         slot.is_exact = found == expected
         if slot.is_exact and slot.last is not None:

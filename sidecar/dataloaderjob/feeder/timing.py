@@ -1,7 +1,7 @@
 """Measurements of the batches that a builder makes, in a file that outlives the builder (`core.timings`).
 
-Measuring takes 7 µs per batch and 0.1 µs per sample. Nothing is measured without the folder, which exists on one
-machine and in feeder pods.
+Measuring takes 7 µs per batch and 0.1 µs per sample. The folder for these files exists on one machine and in feeder
+pods. Where it does not exist, nothing is measured.
 """
 
 from __future__ import annotations
@@ -49,8 +49,8 @@ class NoClock:
 
 
 def open_clock(folder: Path | None, feeder: str, queued_time: QueuedTime, *, by_sample: bool) -> NoClock:
-    """Returns a clock that writes to a new file for this process, if the folder exists and has room; otherwise, one
-    that measures nothing. `by_sample`: samples are made one by one."""
+    """Returns a clock that writes to a new file for this process. If the folder does not exist, or the file cannot be
+    created, returns a clock that measures nothing. `by_sample`: samples are made one by one."""
     if folder is None or not folder.is_dir():
         return NoClock()
     with contextlib.suppress(OSError, ValueError):
@@ -58,7 +58,7 @@ def open_clock(folder: Path | None, feeder: str, queued_time: QueuedTime, *, by_
         path = timings.path_of(folder, feeder, os.getpid())
         fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
         try:
-            os.posix_fallocate(fd, 0, timings.NBYTES)  # a full disk is an error here, and SIGBUS later
+            os.posix_fallocate(fd, 0, timings.NBYTES)  # a full disk causes an error now, not SIGBUS later
             file = mmap.mmap(fd, timings.NBYTES)
         finally:
             os.close(fd)
@@ -98,7 +98,7 @@ class BatchClock(NoClock):
 
         def sample(position: int) -> None:
             if not position:
-                starts.clear()  # of a batch that was rebuilt, or tried
+                starts.clear()  # left by a batch that was rebuilt or tried
             starts.append(_perf())
             on_sample(position)
 

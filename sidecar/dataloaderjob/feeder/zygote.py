@@ -4,8 +4,8 @@ It is a child of the host, which starts it before anything else because importin
 code and has no threads. Each feeder sends its requests over a socket that the host passes on. Once ready, the zygote
 sends each feeder this machine's versions, which the feeder reports to receivers.
 
-feeder -> zygote   {"code", "manifest", "blobs"} with the channel to the template and, if it is relayed, the feeder's
-                   output;  {"code"}: that template is no longer needed
+feeder -> zygote   {"code", "manifest", "blobs"} with the channel to the template and, if output is relayed, the
+                   feeder's output;  {"code"}: that template is no longer needed
 zygote -> feeder   {"facts"} once, when it is ready
 """
 
@@ -46,7 +46,7 @@ class _Feeder:
     name: str
     requests: socket.socket
     templates: set[bytes] = field(default_factory=set)
-    """`Bundle.code` of each template that it wants."""
+    """`Bundle.code` of each template that the feeder wants."""
 
 
 @dataclass(slots=True, eq=False)
@@ -55,7 +55,7 @@ class _Template:
 
     pid: int
     requests: socket.socket
-    """The socket over which it receives the channels of further feeders."""
+    """The socket over which the template receives the channels of further feeders."""
 
 
 class Zygote(ReapingLoop):
@@ -105,7 +105,7 @@ class Zygote(ReapingLoop):
                 os.close(fd)
 
     def _provide(self, feeder: _Feeder, code: bytes, message: dict[str, Any], fds: list[int]) -> None:
-        """Provides a template. `fds`: the channel to the template and, if it is relayed, the feeder's output."""
+        """Provides a template. `fds`: the channel to the template and, if output is relayed, the feeder's output."""
         template = self._templates.get(code)
         if template is not None:
             try:
@@ -182,7 +182,7 @@ def _become_template(
 def main(host: socket.socket, parent: int, imported: str | None = None) -> NoReturn:
     """Runs the zygote's process, which the host forked. `parent`: the host's pid.
 
-    `imported`: file for the list of modules that the zygote has imported and its templates do not import again.
+    `imported`: file in which to record the modules that the zygote has imported. Its templates inherit these modules.
     """
     die_with_parent(parent)
     call_itself("dlj-zygote")
@@ -201,7 +201,7 @@ def main(host: socket.socket, parent: int, imported: str | None = None) -> NoRet
     from dataloaderjob.feeder import template  # noqa: F401  so that templates have it
 
     if imported is not None:
-        with contextlib.suppress(OSError):  # without the file, nobody takes over this service
+        with contextlib.suppress(OSError):  # without the file, no other launch can take over this service
             record(Path(imported))
     gc.freeze()  # so that garbage collection in children does not touch the shared pages
     gc.enable()

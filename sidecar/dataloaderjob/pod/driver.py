@@ -4,10 +4,11 @@ feeders.
 
     python -m dataloaderjob.pod.driver --settings FILE.json
 
-Users of the cluster can run code here, so this container has only the feeders' key, which actors get as an argument.
-The supervisor is in the other container (`pod.supervisor`). Before this process joins, it checks the cluster's versions
-and the token. It exits with EXIT_RAY_REFUSED if a version differs. It restarts the agent whenever the agent ends. If
-the raylet ends, this process ends too, and the kubelet starts a fresh container. Children share this process's output.
+Users of the cluster can run code in this container. Therefore, the container has only one of the job's keys: the
+feeders' key, which actors receive as an argument. The supervisor is in the other container (`pod.supervisor`). Before
+this process joins the cluster, it checks the cluster's versions and the token. It exits with EXIT_RAY_REFUSED if a
+version differs. It restarts the agent whenever the agent ends. If the raylet ends, this process ends too, and the
+kubelet starts a fresh container. Children share this process's output.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ NO_ROOM = ("--num-gpus=0", "--memory=1")
 """Options for a node on which no feeder fits, regardless of the resources that the feeder requests. The node has no
 CPUs either."""
 ANY_PATCH = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
-"""Ray's default requires the same patch version of Python."""
+"""Environment in which Ray accepts any patch version of Python. By default, Ray requires the same one."""
 CONNECT_TIMEOUT_S = 2.0
 RETRY_S = 0.5
 
@@ -58,7 +59,7 @@ class Driver:
     """The work of the container that joins an existing Ray cluster: a `PodPart`."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
-        """Clears the folder. Raises InputError for settings that cannot work."""
+        """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""
         self._external, self._watch = settings.external, watch
         read_key(settings.feeder_key_path or settings.key_path)
         self._ray = AgentNode(settings, watch, VITAL)

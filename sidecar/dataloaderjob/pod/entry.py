@@ -1,11 +1,11 @@
-"""The common part of the pods' main processes: settings, signals, exit codes, and the end of everything that they
-started.
+"""The common part of the pods' main processes: settings, signals, exit codes, and the termination of everything that
+they start.
 
 A main process waits for signals, for processes to end, and for time to pass. `Restarts` decides when to restart a
 process, and when that would be useless (pure). `Kept` is a process that is restarted.
 
-The operator writes the settings into the job's ConfigMap. Its `objects/settings.py` sets at least the fields without
-defaults. Each process reads its file once, with `core.settings.load`.
+The operator writes the settings into the job's ConfigMap. The operator's `objects/settings.py` sets at least the fields
+without defaults. Each process reads its file once, with `core.settings.load`.
 """
 
 from __future__ import annotations
@@ -49,11 +49,11 @@ of the output, to which Ray's processes write as they end."""
 EXIT_FAILED = 1
 KEPT_GRACE_S = 2.0
 ADDRESS_VARIABLE = "POD_IP"
-"""Variable with the pod's address. If it is not set, everything runs on one machine."""
+"""Environment variable with the pod's address. If it is not set, everything runs on one machine."""
 PLAIN = "--log-color=false"
 ANY_PORTS = ("--min-worker-port=0", "--max-worker-port=0")
 """Options that make workers listen on any free port. Ray's default range, 10002 to 19999, may contain the head's port,
-and raylets that share an address would collide in it."""
+and raylets that share an address would compete for its ports."""
 
 
 class Stopped(Exception):
@@ -90,7 +90,8 @@ def ray_node(
     resources: Mapping[str, float] | None = None,
     tasks: RayTasks = NO_TASKS,
 ) -> RayNode:
-    """Returns this pod's node of the Ray cluster, not launched yet. Raises InputError for settings that cannot work."""
+    """Returns this pod's node of the Ray cluster, which is not launched yet. Raises InputError for settings that cannot
+    work."""
     token = None
     if settings.token_path is not None:
         read_token(settings.token_path)
@@ -103,8 +104,8 @@ def ray_node(
 
 
 def check_ray(wanted: str | None) -> None:
-    """Raises InputError unless this image has the Ray version that the manifest requests. If that is 2.56, any 2.56.x
-    is accepted."""
+    """Raises InputError unless this image has the Ray version that the manifest requests. If the manifest requests
+    2.56, any 2.56.x is accepted."""
     installed = importlib.metadata.version("ray")
     if wanted is not None and not f"{installed}.".startswith(f"{wanted}."):
         raise InputError(
@@ -114,8 +115,8 @@ def check_ray(wanted: str | None) -> None:
 
 
 def node_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns a container's environment for Ray's processes. Of Ray's variables, it contains only configuration flags,
-    such as RAY_memory_usage_threshold. This package sets the others."""
+    """Returns a container's environment for Ray's processes. Of Ray's variables, the result contains only configuration
+    flags, such as RAY_memory_usage_threshold. This package sets the others."""
     flags = {name for name in environment if name.startswith("RAY_") and name[4:5].islower()}
     if others := sorted({name for name in environment if name.startswith("RAY_")} - flags):
         log.warning("not passed on to Ray, because dataloaderjob sets it up: %s", ", ".join(others))
@@ -233,8 +234,8 @@ class PodPart(Protocol):
 
 
 def serve(kind: type[S], make: Callable[[S, Watch], PodPart], *, name: str) -> int:
-    """Runs a pod's main process. Returns 0 after SIGTERM or SIGINT, and otherwise EXIT_FAILED or EXIT_RAY_REFUSED. The
-    kubelet then restarts the container."""
+    """Runs a pod's main process. Returns 0 after SIGTERM or SIGINT; otherwise, returns EXIT_FAILED or EXIT_RAY_REFUSED,
+    and the kubelet restarts the container."""
     parser = argparse.ArgumentParser(description=f"the main process of a pod: {name}")
     parser.add_argument("--settings", type=Path, required=True, help=f"JSON file of {kind.__name__}")
     path = parser.parse_args().settings
@@ -281,16 +282,16 @@ def ended(node: RayNode, names: Iterable[str]) -> ServiceError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalRay:
-    """The existing Ray cluster of a job. By default, there is none, and the head's pod starts a cluster itself."""
+    """The existing Ray cluster of a job. By default, no cluster exists, and the head's pod starts one itself."""
 
     address: str = ""
     """host:port of the cluster's GCS; empty if there is no such cluster."""
     feeder_resources: Mapping[str, float] = field(default_factory=dict)
-    """Resources of one feeder, under Ray's names."""
+    """Resources of one feeder, keyed by Ray's names."""
     feeder_env: Mapping[str, str] = field(default_factory=dict)
     """The manifest's variables for user code."""
     raylet_port: int = 0
-    """Port that the pod's raylet opens, for probes; if 0, any free port."""
+    """Port on which the pod's raylet listens, for probes; 0: any free port."""
     wait_timeout_s: float = 60.0
     """Maximum wait until the GCS accepts connections. After it, the container ends with a message that names the
     address."""
@@ -324,7 +325,7 @@ class HeadSettings:
     """The version of Ray that the image must have; None for any version."""
     feeder_key_path: str | None = None
     """File with the feeders' key in their pods or, on an existing Ray cluster, in Ray's container. On an existing
-    cluster, feeders get the key as an argument."""
+    cluster, feeders receive the key as an argument."""
     external: ExternalRay = field(default_factory=ExternalRay)
     temp_dir: str = TEMP_DIR
     """Folder of Ray's and this package's state. Its path has at most 40 bytes, because of Unix sockets. An earlier

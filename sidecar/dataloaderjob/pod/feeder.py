@@ -7,8 +7,8 @@ a fresh container. A file reports whether the pod is ready (`pod.readiness`).
 
 This process shows feeders' output as lines `[feeder-3] ...`. Each feeder hands over the read ends of three pipes
 (`providers.ray.actor`). Two carry its output. The third gets a byte once the feeder serves, and closes when the feeder
-ends. One thread always reads them, and another writes the lines. If no one reads this process's output, it drops and
-counts the newest lines, so user code does not wait.
+ends. One thread always reads the pipes, and another writes the lines. If no one reads this process's output, the
+process drops and counts the newest lines, so user code does not wait.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ class FeederPod:
     """The work of a pod of feeders: a `PodPart`."""
 
     def __init__(self, settings: FeederPodSettings, watch: Watch) -> None:
-        """Clears the folder. Raises InputError for settings that cannot work."""
+        """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""
         self._settings, self._watch = settings, watch
         self._node = ray_node(settings, VITAL, {"feeder": float(settings.processes)}, settings.tasks)
         self._head = split_address(settings.head)
@@ -132,7 +132,7 @@ class FeederPod:
 
 class StillThere:
     """A check that the GCS that is being joined still accepts connections. Ray itself would keep asking a dead GCS for
-    minutes, although another head may already run under its name."""
+    minutes, although another head may already run under the same name."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address, self._due, self._misses = address, 0.0, 0
@@ -156,7 +156,7 @@ class StillThere:
 
 
 class Output:
-    """The output of the pod's feeders, shown from their handover until `close`."""
+    """The output of the pod's feeders. It is shown from the time each feeder hands over its pipes until `close`."""
 
     def __init__(self, path: Path, feeders: Feeders) -> None:
         """Binds the socket `path`. Reports each feeder to `feeders`. Raises OSError."""
@@ -191,7 +191,7 @@ class Output:
             for key, _ in self._poll.select():
                 key.data()
         more = True
-        while more:  # the last output of those that have ended
+        while more:  # the last output of feeders that have ended
             ready = [key for key, _ in self._poll.select(0) if key.fd != self._wake_r]
             more = sum(bool(key.data()) for key in ready) > 0
         for key in list(self._poll.get_map().values()):
@@ -236,7 +236,7 @@ class Output:
 
 
 class Backlog:
-    """A queue of lines. `put` never waits, and `take` is for one writer."""
+    """A queue of lines. `put` never waits, and only one thread may call `take`."""
 
     def __init__(self, max_nbytes: int = MAX_NBYTES) -> None:
         self._max_nbytes = max_nbytes
@@ -285,7 +285,7 @@ class Backlog:
 
 class _Pipe:
     """One of a feeder's three pipes, read until its end. The poll loop calls this object when the pipe is readable. The
-    call returns True if there was something to read."""
+    call returns True if anything was read."""
 
     def __init__(
         self, fd: int, poll: selectors.BaseSelector, takes: Callable[[bytes], None], ends: Callable[[], None]

@@ -3,7 +3,7 @@
     python -m dataloaderjob.pod.head --settings FILE.json
 
 The agent (`providers.ray.agent`) is the job's Ray driver, and serves the supervisor in the other container
-(`pod.supervisor`). Anyone who holds Ray's token can run code here, so this container has none of the job's keys. This
+(`pod.supervisor`). Anyone who holds Ray's token can run code in this container, so it has none of the job's keys. This
 process restarts the agent whenever the agent ends. If the GCS or the raylet ends, this process ends too, and the
 kubelet starts a fresh container. Feeders' pods find the new GCS under the same name. Children share this process's
 output.
@@ -48,7 +48,7 @@ class AgentNode:
     """A Ray node in the head's pod, and the supervisor's agent beside it. `pod.head` and `pod.driver` use it."""
 
     def __init__(self, settings: HeadSettings, watch: Watch, vital: Sequence[str]) -> None:
-        """Clears the folder. Raises InputError for settings that cannot work."""
+        """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""
         self._settings, self._watch = settings, watch
         self.node = ray_node(settings, vital)
         self._folder = fresh_folder(self.node.folder)
@@ -77,7 +77,7 @@ class Head:
     """The work of the container with the job's own Ray: a `PodPart`."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
-        """Clears the folder. Raises InputError for settings that cannot work."""
+        """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""
         self._settings, self._watch = settings, watch
         check_ray(settings.ray_version)
         self._ray = AgentNode(settings, watch, VITAL)

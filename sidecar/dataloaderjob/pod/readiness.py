@@ -44,9 +44,9 @@ class Step(Enum):
 def next_step(
     *, placed: int, serving: int, empty_since: float, shown: bool, patience_s: float, now: float
 ) -> Step:
-    """Returns the next step of a pod that has joined Ray. `placed`: number of feeders that have begun here. `serving`:
-    number of feeders that serve. `empty_since`: time since which no feeder has been here. `shown`: True if a feeder, or
-    a trial, has served here."""
+    """Returns the next step of a pod that has joined Ray. `placed`: number of feeders that have begun on this pod.
+    `serving`: number of feeders that serve. `empty_since`: time since which the pod has had no feeder. `shown`: True if
+    a feeder, or a trial, has served on this pod."""
     if placed:
         return Step.READY if serving == placed else Step.WAIT
     if now - empty_since < patience_s:
@@ -83,8 +83,8 @@ class Feeders:
             self._empty_since = time.monotonic()
 
     def counts(self) -> tuple[int, int, float]:
-        """Returns the number of feeders, the number that serve, and the time since which there has been no feeder. The
-        time is valid only if there is no feeder."""
+        """Returns the number of feeders, the number of those that serve, and the time since which the pod has had no
+        feeder. The time is valid only if the pod has no feeder."""
         with self._lock:
             return len(self._serving), sum(self._serving.values()), self._empty_since
 
@@ -114,7 +114,7 @@ class Readiness:
         self._path.unlink(missing_ok=True)
 
     def joined(self) -> None:
-        """Records that feeders may be placed here from now on."""
+        """Records that feeders may be placed on this pod from now on."""
         self._joined_at = time.monotonic()
 
     def look(self) -> None:

@@ -2,8 +2,8 @@
 
     python -m dataloaderjob.pod.status --settings FILE.json --looks N
 
-`dataloaderjob report` runs this in the head's pod, which has the job's key, with the settings of the pod's main
-process.
+`dataloaderjob report` runs this command in the head's pod, which has the job's key. The command uses the settings of
+the pod's main process.
 """
 
 from __future__ import annotations

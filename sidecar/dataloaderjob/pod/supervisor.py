@@ -53,7 +53,7 @@ def supervisor_settings(
         provider_socket=str(Path(settings.link_folder) / LINK_NAME),
         num_feeders=num_feeders,
         state_path=str(folder / "feeders.json"),
-        bind_host=EVERYWHERE,  # feeders and sidecars are in other pods; both sides authenticate with the job's key
+        bind_host=EVERYWHERE,  # feeders and sidecars are in other pods; both sides authenticate with role keys
         port=settings.supervisor_port,
         feeder_supervisor_host=settings.host,
         feeder_blob_folder=str(folder / NODE_BLOBS),
@@ -92,7 +92,7 @@ class SupervisorPart:
     """The work of the supervisor's container: a `PodPart`."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
-        """Clears the folder. Raises InputError for settings that cannot work."""
+        """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""
         self._watch = watch
         read_key(settings.key_path)
         folder = fresh_folder(Path(settings.temp_dir))

@@ -1,5 +1,5 @@
-"""A command that prints, as JSON, how long a feeder pod's builders took for batches, for `dataloaderjob report` on a
-cluster.
+"""A command that prints, as JSON, the times that a feeder pod's builders took to make batches, for `dataloaderjob
+report` on a cluster.
 
     python -m dataloaderjob.pod.times
 """

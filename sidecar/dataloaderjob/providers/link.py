@@ -13,9 +13,9 @@
                              {"error": text}                                     to any: a ServiceError
 
 A message consists of a u32 length and JSON. The supervisor holds the job's key, and anyone who holds Ray's token may
-control the provider. Therefore no message is a pickle, and each has at most MAX_NBYTES. A long answer comes in parts,
-whose number is limited. The type and size of each value are checked before it is used. A provider that lies about
-feeders can keep a job from having feeders, but can do nothing more.
+control the provider. Therefore, no message is a pickle, and each has at most MAX_NBYTES bytes. A long answer is split
+into parts, up to a maximum number. The type and size of each value are checked before the value is used. A provider
+that lies about feeders can deprive the job of feeders, but can do nothing worse.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from dataloaderjob.providers.provider import Why
 
 LENGTH = struct.Struct("<I")
 MAX_NBYTES = 512 * 1024
-"""Maximum size of a message. Parsed JSON takes up to 40 times its size."""
+"""Maximum size of a message. Parsed JSON takes up to 40 times the memory of its text."""
 PART = 64
 """Maximum number of entries in one part of a long answer."""
 MAX_TEXT = 1000

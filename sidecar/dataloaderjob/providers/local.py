@@ -26,7 +26,8 @@ FIRST_LOOK_S = 0.005
 LAST_LOOK_S = 0.1
 ANSWER_TIMEOUT_S = 30.0
 GONE_TIMEOUT_S = 5.0
-"""Maximum wait when a feeder is killed or feeders are listed. A host that has ended took its feeders with it."""
+"""Maximum wait for the host when a feeder is killed or feeders are listed. A host that has ended took its feeders with
+it."""
 
 
 class LocalProvider:
@@ -45,7 +46,7 @@ class LocalProvider:
         self.in_force: dict[str, Any] = {}
 
     def connect(self) -> None:
-        """Waits for the host, which imports torch first. Raises ServiceError if it does not come up."""
+        """Waits for the host, which imports torch first. Raises ServiceError if the host does not come up."""
         deadline = time.monotonic() + self._settings.init_timeout_s
         self._ask({"type": "list"}, deadline)
 

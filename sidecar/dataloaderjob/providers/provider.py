@@ -1,5 +1,5 @@
 """The supervisor's interface to the component that starts feeders. A running feeder reports to the supervisor on its
-own. A provider does what no feeder can: it starts a feeder, ends it, and explains why it does not come up.
+own. A provider does what no feeder can: it starts feeders, ends them, and explains why a feeder does not come up.
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ restarted immediately takes 5 s to adopt them, or 15 s on a busy machine."""
 
 
 class ProviderLost(DataLoaderJobError):
-    """This process can no longer use its provider. The next supervisor may be able to, and adopts the feeders."""
+    """This process can no longer use its provider. The next supervisor may be able to use it, and then adopts the
+    feeders."""
 
 
 class Why(NamedTuple):
@@ -64,8 +65,8 @@ class Provider(Protocol):
         refused."""
 
     def kill(self, index: int) -> None:
-        """Requests that a feeder end for good. `found` omits the feeder once it has ended. Does nothing if the feeder
-        does not exist, or does not exist yet."""
+        """Requests the permanent end of a feeder. `found` omits the feeder once it has ended. Does nothing if the
+        feeder does not exist, or does not exist yet."""
 
     def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:
         """Returns the reasons why these feeders have not come up. `taken`: number of places that all other feeders

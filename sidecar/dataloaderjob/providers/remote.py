@@ -1,8 +1,8 @@
 """Feeders through a provider in another process, which answers the messages of `providers.link` at a Unix socket.
 
-In the head's pod, the supervisor and Ray are in two containers. Code with Ray's token can run anything next to Ray, and
-must not find the job's key there. This module needs neither Ray nor its token. Only the supervisor's main thread calls
-it.
+In the head's pod, the supervisor and Ray are in two containers. Code with Ray's token can run anything in Ray's
+container, so the job's key must not be in that container. This module needs neither Ray nor its token. Only the
+supervisor's main thread calls it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,8 @@ T = TypeVar("T")
 LOOK_S = 0.2
 PROGRESS_S = 30.0
 ANSWER_S = 60.0
-"""Maximum wait for an answer. The other process ends 5 s after Ray's GCS has disappeared."""
+"""Maximum wait for an answer. If Ray's GCS disappears, the wait is shorter, because the other process ends after 5
+s."""
 POLLRDHUP = 0x2000
 """Linux's poll event for a peer that has closed its end. `select` has no name for it in Python 3.11."""
 
@@ -111,8 +112,8 @@ class RemoteProvider:
             time.sleep(LOOK_S)
 
     def _checked(self, call: Callable[[], T]) -> T:
-        """Returns the result of an exchange. Raises ProviderLost if it fails halfway, because the next answers would
-        belong to other requests."""
+        """Returns the result of an exchange. Raises ProviderLost if the exchange fails halfway, because the next
+        answers would belong to other requests."""
         try:
             return call()
         except (OSError, ProtocolError) as exc:

@@ -15,8 +15,8 @@ from dataloaderjob.core.processes import alive
 from dataloaderjob.core.settings import LoaderSettings, SidecarSettings
 
 EXTRA_PROCESSES = 8
-"""Maximum number of extra processes of a launch that did not state their number. Together, they get the memory of one
-process."""
+"""Maximum number of processes that may attach to a private service in addition to those for which it was started.
+Together, they share the memory of one process."""
 MAX_LISTED = 8
 
 
@@ -27,18 +27,18 @@ class ReceiverProcess:
     rank: str
     trainer_pid: int
     process: str
-    """The trainer's own name for itself. Its pid is not enough, because in another container, it may denote another
-    process."""
+    """The name that the trainer process has chosen for itself. A pid would not be enough, because it may denote
+    different processes in different containers."""
     pidfd: int
     pid: int
     channel: socket.socket
     control: Control
     untold: bool = False
-    """True if its channel was full, so that the list of feeders must be sent again."""
+    """True if the receiver's channel was full, so that the list of feeders must be sent again."""
 
 
 class Admission:
-    """The decision on one trainer at a time, based on the receivers that are running."""
+    """The admission of trainers, one at a time, based on the receivers that are running."""
 
     def __init__(
         self,

@@ -1,8 +1,8 @@
 """The settings and the key of a sidecar in an attached pod, which the sidecar rereads while no supervisor answers.
 
-The names of their ConfigMap and Secret depend on the job's name alone. Therefore, a pod may start with those of an
-earlier job of the same name, and the kubelet then replaces the files while the sidecar is running. The settings also
-report the end of the job, because the pod outlives its job, and its trainer must not wait forever.
+They are in a ConfigMap and a Secret with names that depend on the job's name alone. Therefore, a pod may start with the
+files of an earlier job of the same name, and the kubelet then replaces the files while the sidecar is running. The
+settings also report the end of the job, because the pod outlives its job, and its trainer must not wait forever.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Attachment:
         self.ended = settings.ended
         """The reason why the job has ended; empty while the job is running."""
         self.outdated = ""
-        """The reason why the sidecar must be restarted; empty if it need not be."""
+        """The reason why the sidecar must be restarted; empty if no restart is needed."""
 
     def look(self, now: float) -> bool:
         """Reads the files if the last read was long enough ago. Returns True if anything has changed. Files that cannot

@@ -1,7 +1,7 @@
 """The sidecar's listening sockets, served by the parent's loop. Clients cannot block the loop.
 
 /metrics, /healthz and /status are served over HTTP/1.0, one short answer per connection. The Unix socket is for
-trainers, whose connections stay here until their first message is complete.
+trainers. This module keeps each trainer's connection until its first message is complete.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Guest:
 
 
 OnMessage = Callable[[Guest, ipc.Packet], None]
-"""Takes ownership of the guest. If it raises, the guest is sent the reason and closed."""
+"""Takes ownership of the guest. If the call raises, the guest is sent the reason, and its connection is closed."""
 Peer = TypeVar("Peer", HttpClient, Guest)
 
 
@@ -146,7 +146,7 @@ class Listener(ABC, Generic[Peer]):
 
 
 class HttpServer(Listener[HttpClient]):
-    """An HTTP server that answers GET for the handler's paths."""
+    """An HTTP server that answers GET requests for the handler's paths."""
 
     def __init__(self, host: str, port: int, handler: Handler, select: selectors.BaseSelector) -> None:
         """Listens at once. Raises InputError if it cannot listen at that address."""
@@ -197,7 +197,7 @@ class HttpServer(Listener[HttpClient]):
 
 
 class TrainerListener(Listener[Guest]):
-    """The Unix socket, and trainers until their first message is complete."""
+    """The Unix socket, and the connections of trainers until their first message is complete."""
 
     def __init__(
         self,
@@ -229,7 +229,7 @@ class TrainerListener(Listener[Guest]):
                 raise RemoteProtocolError(f"one message has more than {ipc.MAX_FDS} file descriptors")
             if not data:
                 raise ConnectionError("the trainer closed the connection")
-            # Another user gets an answer only now: if a socket is closed with unread data, our answer is lost.
+            # Another user gets an answer only now, because an answer is lost if the socket is closed with unread data.
             if peer.stranger is not None:
                 raise RemoteProtocolError(
                     f"this sidecar serves only user {os.getuid()}, but the process belongs to user "

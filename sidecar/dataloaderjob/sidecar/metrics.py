@@ -23,7 +23,7 @@ from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 PREFIX = "dataloaderjob_sidecar_"
 MAX_LABEL = 512
 MAX_ENDED = 64
-"""Maximum number of trainer processes without a receiver whose counts are kept."""
+"""Maximum number of trainer processes for which counts are kept after their receivers have exited."""
 
 
 class MetricKind(Enum):
@@ -36,13 +36,13 @@ class Metric:
     """One row. Times are kept in nanoseconds and served in seconds."""
 
     key: str
-    """Its name in the sidecar's status."""
+    """Name of the metric in the sidecar's status."""
     name: str
-    """Its name in Prometheus, after PREFIX."""
+    """Name of the metric in Prometheus, after PREFIX."""
     kind: MetricKind
     help: str
     read: Callable[[Dispatcher], int] | int
-    """Function that reads it from the dispatcher, or index of the word in which the trainer stores it."""
+    """Function that reads the metric from the dispatcher, or index of the word in which the trainer stores it."""
     mask: int = -1
     """Bits served to Prometheus."""
 
@@ -53,8 +53,8 @@ def _ready(machine: Dispatcher) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _queued_time(pid: int) -> QueuedTime:
-    """Returns the clock of this process's queued time. `pid`: this process; it is an argument because a forked process
-    needs its own clock."""
+    """Returns the clock of this process's queued time. `pid`: the pid of this process. It is the key of the cache,
+    because a forked process needs its own clock."""
     del pid
     return QueuedTime()
 

@@ -1,5 +1,5 @@
 """The sidecar's parent process. It attaches trainers, forks a receiver for each, follows the supervisor, and serves
-metrics and health. It has no threads, because it forks, and takes no part in the data path.
+metrics and health checks. It is outside the data path, and has no threads, because it forks.
 """
 
 from __future__ import annotations
@@ -290,7 +290,7 @@ class Sidecar:
             die_with_parent(parent)
             default_signals()
             for number in (signal.SIGTERM, signal.SIGINT):
-                signal.signal(number, signal.SIG_IGN)  # the trainer may still read; the parent ends us
+                signal.signal(number, signal.SIG_IGN)  # the parent ends it: its trainer may still read
             self._close_in_child()
             allow_all_files()
             gc.freeze()

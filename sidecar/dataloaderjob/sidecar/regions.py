@@ -1,4 +1,4 @@
-"""The pool's memory: memfds, their mappings, and the populating of their pages before a trainer touches them.
+"""The pool's memory: memfds and their mappings, whose pages are populated before a trainer touches them.
 
 A memfd's pages are charged to the process that touches them first. Receiving into a cold page costs three to five times
 as much CPU as into a warm one (0.65 to 1.08 CPU-s/GB, compared with 0.2), so the sidecar populates pages in the
@@ -67,7 +67,8 @@ def create(number: int, nbytes: int, *, single: bool) -> Region:
 
 
 def adopt(number: int, nbytes: int, *, single: bool, fd: int) -> Region:
-    """Maps a memfd that a trainer gave back. Raises RemoteProtocolError if it is not sealed or has another size."""
+    """Maps a memfd that a trainer kept from an earlier receiver. Raises RemoteProtocolError if it is not sealed or has
+    another size."""
     if not sealed(fd) or os.fstat(fd).st_size != nbytes:
         raise RemoteProtocolError(
             f"region {number} that the trainer gave back is not a sealed memfd of {nbytes} bytes"

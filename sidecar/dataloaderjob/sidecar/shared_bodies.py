@@ -18,7 +18,7 @@ from dataloaderjob.core.errors import RemoteProtocolError
 
 _MOST_AT_ONCE = 16
 _BLOCK_NBYTES = 512
-"""The unit of `st_blocks`."""
+"""The unit of `st_blocks`, in bytes."""
 _FDS_NBYTES = socket.CMSG_SPACE(_MOST_AT_ONCE * 4)
 MOST_BUFFERS = 1024
 """Maximum number of buffers of one feeder. Each takes a file descriptor in this process. A builder has three or four,

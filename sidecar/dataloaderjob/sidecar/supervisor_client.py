@@ -27,14 +27,14 @@ if TYPE_CHECKING:
 
 BACKOFF = Backoff(0.05, 3.0)
 CONNECT_TIMEOUT_S = 0.5
-"""Longest time for which a hanging supervisor may delay attaching and health checks."""
+"""Maximum time for which a hanging supervisor may delay attaching and health checks."""
 UPLOAD_TIMEOUT_S = 60.0
 KEEP_UNUSED_S = 120.0
 """Seconds for which unused blobs are kept. A trainer writes its blobs before it reports the bundle, and may have to
 attach again in between."""
 MAX_LOADERS = 16
-"""Maximum number of a trainer's loaders whose last bundles are kept. Any other loader stores its bundle again on
-use."""
+"""Maximum number of loaders of one trainer for which the last bundle is kept. Any other loader stores its bundle again
+on use."""
 
 
 class SupervisorClient:
@@ -237,7 +237,7 @@ class BundleGc:
     """The garbage collector of bundles. It keeps those of live streams, and the last one of each loader, for the next
     epoch.
 
-    Thus, the disk contains only bundles in use, and a dataset that changes every epoch leaves none behind.
+    Thus, the disk contains only bundles in use, and a dataset that changes every epoch leaves no old bundles behind.
     """
 
     def __init__(self, store: BlobStore) -> None:

@@ -1,9 +1,9 @@
 """The relay that moves blobs from a trainer's node to the feeders' nodes.
 
 A blob is requested from a sidecar only when a feeder lacks it. If the feeders and the trainer share a folder, no blob
-ever passes through here. A feeder that has a blob serves it to MAX_SERVED others at a time. After four such turns, 64
-nodes have the blob, while the head alone would send it 64 times. The relay decides which source each feeder gets the
-blob from. The server calls the relay in the threads of connections.
+ever passes through this process. A feeder that has a blob serves it to MAX_SERVED others at a time. After four such
+turns, 64 nodes have the blob, while the head alone would send it 64 times. The relay decides from which source each
+feeder gets the blob. The server calls the relay in the threads of connections.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dataloaderjob.core.supervision import MAX_FEEDERS
 ASK_AGAIN_S = 10.0
 """Seconds without any part of a requested blob after which the relay gives up on the sidecar, and asks another one."""
 WAIT_S = 60.0
-"""Seconds without any part of a blob after which a waiting feeder gets the answer "gone". The feeder asks again while
-it has tickets for that blob."""
+"""Seconds without any part of a blob after which a waiting feeder receives the answer "gone". The feeder asks again
+while it has tickets for that blob."""
 IDLE_TIMEOUT_S = 60.0
 MAX_SERVED = 2
-"""Number of feeders that a source serves at a time. One would be quickest in a network of equal nodes; with two, a slow
-feeder holds up only half a source."""
+"""Number of feeders that a source serves at a time. In a network of equal nodes, one would be fastest; with two, a slow
+feeder holds up only half of a source."""
 MAX_FAILED = 2
 """Number of failed sources after which a feeder gets a blob from the head."""
 MAX_SOURCES = 2 * MAX_FEEDERS
@@ -63,9 +63,10 @@ class BlobRelay:
         self._changed = threading.Condition()
         self._holders: dict[str, dict[int, Want]] = {}
         self._uploads: dict[str, _Upload] = {}
-        """Blobs that were requested and are not here yet. All feeders that lack a blob wait for the same upload."""
+        """Blobs that were requested and have not arrived yet. All feeders that lack a blob wait for the same upload."""
         self._sources: dict[str, Sources] = {}
-        """Sources of each blob. Those of a blob that was removed from here are kept until the next upload."""
+        """Sources of each blob. The sources of a blob that was removed from this process's folder are kept until the
+        next upload."""
 
     def has(self, holder: int, digest: str, want: Want) -> None:
         """Records that a sidecar can upload this blob."""
@@ -99,9 +100,9 @@ class BlobRelay:
             self._changed.notify_all()
 
     def serve(self, sock: socket.socket, digest: str, nbytes: int, address: Address | None) -> None:
-        """Makes sure that a feeder gets a blob, and asks sidecars for the blob if it is not here. `address`: the
-        address at which that feeder will serve the blob to others. If None, the feeder will not serve it, and gets it
-        from here. Raises OSError, RemoteProtocolError."""
+        """Makes sure that a feeder gets a blob, and asks sidecars for the blob if this process does not have it.
+        `address`: the address at which that feeder will serve the blob to others. If None, the feeder will not serve
+        the blob, and gets it from this process. Raises OSError, RemoteProtocolError."""
         if not self._wait(digest, nbytes):
             sockets.send_message(sock, {"type": "gone"})
             return
@@ -110,7 +111,7 @@ class BlobRelay:
             return
         with self._changed:
             sources = self._sources.setdefault(digest, {HERE: 0})
-            sources.pop(address, None)  # the feeder had the blob before
+            sources.pop(address, None)  # the feeder had the blob earlier and no longer has it
         failed = 0
         while not self._served(
             sock, digest, nbytes, self._take_place(sources, here=failed >= MAX_FAILED), sources
@@ -130,8 +131,8 @@ class BlobRelay:
     def _served(
         self, sock: socket.socket, digest: str, nbytes: int, source: Source, sources: Sources
     ) -> bool:
-        """Names a source and waits for the feeder's answer. Returns False if the feeder could not get the blob
-        there."""
+        """Names a source and waits for the feeder's answer. Returns False if the feeder could not get the blob from
+        this source."""
         stored = False
         try:
             if source is HERE:
@@ -193,7 +194,8 @@ class BlobRelay:
         return True
 
     def _whom_to_ask(self, digest: str, now: float) -> Want | None:
-        """Returns the sidecar to ask for a blob; None if there is none, or while one uploads it or was just asked."""
+        """Returns the function that requests a blob from a sidecar; None if no sidecar has the blob, or while one
+        uploads it or was just asked."""
         upload, holders = self._uploads.get(digest), self._holders.get(digest, {})
         if upload is not None and upload.holder in holders and now - upload.asked_at < ASK_AGAIN_S:
             return None
@@ -205,7 +207,7 @@ class BlobRelay:
         return want
 
     def _moving(self, digest: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-        """Passes the pieces on, and records when they arrive."""
+        """Yields the pieces, and records when they arrive."""
         for piece in pieces:
             if (upload := self._uploads.get(digest)) is not None:
                 upload.asked_at = upload.moved_at = time.monotonic()

@@ -4,8 +4,8 @@
 
 `feeder_set` makes the decisions, and a provider (`providers.provider`) carries them out. `server` handles the
 connections, and `reports` keeps the reports of sidecars and feeders. Only the main thread calls the provider. A
-restarted supervisor adopts the feeders that it finds. It exits with EXIT_RAY_LATE if Ray does not come up, and with
-EXIT_RAY_LOST if Ray is lost. Its parent then starts it again; the feeders continue.
+restarted supervisor adopts the feeders that it finds. The supervisor exits with EXIT_RAY_LATE if Ray does not come up,
+and with EXIT_RAY_LOST if Ray is lost. Its parent then starts it again; the feeders continue.
 """
 
 from __future__ import annotations
@@ -77,7 +77,7 @@ class Supervisor:
         self._asked_for_memory_at = self._measured_at = 0.0
         self._stopping = False
         self._ending: set[int] | None = None
-        """Feeders to end because the job has ended; None if there are none."""
+        """Feeders to end because the job has ended; None if the job has not ended, or they have been ended."""
         self._ended = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)
@@ -134,8 +134,8 @@ class Supervisor:
             exit_now(EXIT_FAILED)
 
     def _publish_forever(self) -> None:
-        """Publishes changes to sidecars. Changes in quick succession are published together, because with 256 feeders,
-        a list has 50 KB. Feeders that drain are notified after the sidecars."""
+        """Publishes changes to sidecars. Changes in quick succession are published together, because a list of 256
+        feeders takes 50 KB. Feeders that drain are notified after the sidecars."""
         published = -1
         while True:
             with self._changed:
@@ -147,7 +147,7 @@ class Supervisor:
                 self._server.drain(process)
 
     def _pause_s(self, now: float) -> float:
-        """Returns the time until the next action that no event announces."""
+        """Returns the time until the next action that is due by the clock, without an event."""
         due = [member.since + self._provider.explain_after_s for member in self._awaited()]
         soon = min([d for d in due if d > now] + [self._feeders.next_deadline])
         return min(TICK_S, max(0.01, soon - now))
@@ -273,8 +273,8 @@ class Supervisor:
 
     def replace(self, name: str, instance: str, reason: str, witness: Witness | None = None) -> bool:
         """Handles a receiver's report that a feeder hangs or, with a `witness`, that the receiver cannot connect to it.
-        The latter is believed only if most receivers report it, because a feeder that is connected here may be cut off
-        from only one receiver. Returns True if the feeder is replaced."""
+        A report of the second kind counts only if most receivers make it, because a feeder that is connected to this
+        supervisor may be cut off from only one receiver. Returns True if the feeder is replaced."""
         with self._changed:
             if witness is not None and not self._most_agree(instance, witness):
                 log.info("%s (%s) is %s, says %s", name, instance, reason, "/".join(witness))
@@ -379,7 +379,8 @@ class Supervisor:
 
 
 def provider_of(settings: SupervisorSettings) -> Provider:
-    """Returns this job's provider. ray is imported only here, and only if it is wanted. Raises InputError."""
+    """Returns this job's provider. The supervisor imports ray only in this function, and only if the provider is Ray.
+    Raises InputError."""
     if settings.provider == RAY:
         from dataloaderjob.providers.ray.placement import RayProvider
 

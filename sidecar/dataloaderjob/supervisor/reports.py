@@ -16,8 +16,8 @@ MAX_FAILURE_TEXT = 600
 class Reports:
     """The last reports.
 
-    A trainer that fails also ends its sidecar, and the next attempt knows nothing about the failure. The failure is
-    therefore kept here after its sidecar is gone, until some trainer takes a batch.
+    A trainer that fails also ends its sidecar, and the next attempt knows nothing about the failure. Therefore, this
+    object keeps the failure after its sidecar is gone, until some trainer takes a batch.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Reports:
         """Sidecars by name: the last message of each, without its failures."""
         self._failing: dict[str, list[dict[str, str]]] = {}
         self._taken: dict[str, int] = {}
-        """Batches that a sidecar's trainers had taken when it last had no failure."""
+        """sidecar -> number of batches that its trainers had taken when it last had no failure."""
         self._left: list[dict[str, str]] = []
         """Failures of sidecars that are gone."""
         self._costs: dict[str, dict[str, int]] = {}
@@ -72,7 +72,7 @@ class Reports:
         self._measures = None if found is None else found.as_dict()
 
     def measures(self) -> dict[str, Any] | None:
-        """Returns the recent measures (`core.measures`); None while there are too few."""
+        """Returns the recent measures (`core.measures`); None while there are too few batches."""
         return self._measures
 
     def gone(self, sidecar: str) -> None:

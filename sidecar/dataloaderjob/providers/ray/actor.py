@@ -1,4 +1,4 @@
-"""The Ray actor of a feeder, run by a Ray worker: it starts the feeder's host as a child, and ends with it.
+"""The Ray actor of a feeder, run by a Ray worker. It starts the feeder's host as a child, and ends with the host.
 
 This process has neither user code nor torch, so Ray's threads and connections stay out of processes that fork. The
 child ends when its standard input closes, and thus with this process, however this process ends. A feeder that Ray
@@ -11,9 +11,9 @@ of child processes. The write end of the third belongs to this process alone. It
 serves and, by closing, that the feeder has ended. Pipes are used instead of sockets because user code may open
 /dev/stdout. The pod's process always reads, even if nobody reads what it prints, so user code does not wait.
 
-On a Ray cluster that was not started for the job, the feeder gets the feeders' key and variables as arguments, and
-keeps blobs in a folder of the node's Ray session. Ray may kill this process at any time, so a shell that it starts
-removes the folder once all of the job's feeders on that node have ended. If the feeder's lease has expired, this
+On a Ray cluster that was not started for the job, the feeder receives the feeders' key and variables as arguments, and
+keeps blobs in a folder of the node's Ray session. Ray may kill this process at any time, so a shell that this process
+starts removes the folder once all of the job's feeders on that node have ended. If the feeder's lease has expired, this
 process asks Ray not to restart it.
 
 On one machine, Ray forwards workers' output to the driver that started them, which shows it as lines `[feeder-0] ...`.
@@ -89,8 +89,8 @@ def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
 
 def abroad(settings: FeederSettings, foreign: ForeignNode, address: str, session: Path) -> FeederSettings:
     """Returns the settings for a node that was not started for the job. They have an address that other nodes can
-    reach, and a folder for blobs that is removed with the job's last feeder there. `session`: folder of the node's Ray
-    session."""
+    reach, and a folder for blobs that is removed with the job's last feeder on that node. `session`: folder of the
+    node's Ray session."""
     jobs = session / FOREIGN_FOLDER
     jobs.mkdir(mode=0o700, exist_ok=True)
     folder = jobs / foreign.tag
@@ -143,7 +143,7 @@ def tell_ended(settings: FeederSettings, why: str) -> None:
 
 def hand_over(name: str, folder: Path) -> int | None:
     """Hands everything that this process prints from now on to the pod. Returns the descriptor to write to once the
-    feeder serves. Returns None, and leaves the output as it was, if the pod does not take it."""
+    feeder serves. Returns None, and leaves the output as it was, if the pod does not accept it."""
     ends = [os.pipe() for _ in range(3)]
     life = None
     try:
@@ -207,7 +207,8 @@ class Feeder:
         return self._name
 
     def _end_with_host(self) -> None:
-        """Ends this process once its host has ended, because it is useless without one. Ray then restarts the actor."""
+        """Ends this process once its host has ended, because the process is useless without a host. Ray then restarts
+        the actor."""
         try:
             code = self._host.wait()
             if code == EXIT_LEASE_OVER and self._foreign is not None:
@@ -223,10 +224,10 @@ class Host:
     """A host that serves one feeder, as a child of this process."""
 
     def __init__(self, settings: FeederSettings, env: Mapping[str, str], key: bytes | None = None) -> None:
-        """Returns once the feeder serves. `key`: the feeders' key, if no file here contains it.
+        """Returns once the feeder serves. `key`: the feeders' key, if no file on this node contains it.
 
-        Raises OSError. Raises ServiceError with the host's last line if the host ends first. There is no deadline here:
-        the supervisor has one, and kills the actor.
+        Raises OSError. Raises ServiceError with the host's last line if the host ends first. This call has no deadline,
+        because the supervisor has one, and kills the actor.
         """
         self._words = ""
         """The last line on the host's standard error."""
@@ -299,8 +300,8 @@ def show(tag: str = "") -> None:
 
 
 def _print(data: dict[str, Any], tag: str, driver: str) -> None:
-    """Prints lines that Ray forwards from feeders. `driver`: Ray's name for this driver. Ray calls a feeder Feeder
-    until it is constructed."""
+    """Prints lines that Ray forwards from feeders. `driver`: Ray's name for this driver. Until a feeder is constructed,
+    Ray calls it Feeder."""
     name = str(data.get("actor_name") or "")
     if tag and name != "Feeder":
         of, _, name = name.rpartition("/")

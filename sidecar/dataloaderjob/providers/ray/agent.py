@@ -42,8 +42,8 @@ REST_S = 10.0
 
 
 def listen(path: Path) -> socket.socket:
-    """Listens at a path, and removes an earlier process's socket there. The folder's group may connect. Raises
-    OSError."""
+    """Listens at a path, after removing an earlier process's socket. Processes of the folder's group may connect.
+    Raises OSError."""
     with contextlib.suppress(FileNotFoundError):
         path.unlink()
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)

@@ -2,10 +2,10 @@
 
     python -m dataloaderjob.providers.ray.external HOST:PORT [--join]
 
-prints {"host": address of this machine's node}, or {"error": text}. With --join, for a pod that is about to become a
-node, it prints {"host": ""} or {"error": text, "versions": true if the versions are the error}. Callers run it in a
-separate process, because Ray's client waits 40 s for a GCS that does not answer. The job's Ray driver checks again when
-it connects, because the cluster may have been replaced since.
+This command prints {"host": address of this machine's node}, or {"error": text}. With --join, for a pod that is about
+to become a node, it prints {"host": ""} or {"error": text, "versions": true if the versions are the error}. Callers run
+the command in a separate process, because Ray's client waits 40 s for a GCS that does not answer. The job's Ray driver
+checks again when it connects, because the cluster may have been replaced since.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Node(NamedTuple):
 
 
 def look(address: str) -> str:
-    """Returns the address of this machine's node. Raises ServiceError if the cluster cannot take the job's feeders."""
+    """Returns the address of this machine's node. Raises ServiceError if the cluster cannot run the job's feeders."""
     alive: Any = gcs_pb2.GcsNodeInfo  # type: ignore[attr-defined]
     return here(
         address,

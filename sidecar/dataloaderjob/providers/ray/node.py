@@ -1,10 +1,11 @@
 """Ray's processes on one node: started, watched and ended as a unit. `local` and `pod` use it.
 
 `ray start` runs in a separate session, without a dashboard or client server, and with a small object store and token
-authentication. It gets no CPUs unless user code may start tasks: feeders are placed by a resource named "feeder", and
-Ray starts no workers before they are needed. It runs without `--block`, which would kill the raylet, and with it all
-feeders, as soon as the GCS dies. Ray's processes outlive a SIGTERM. Every process of the session is therefore recorded
-with a pidfd, so that processes that are left after the grace period can be killed. This module does not import Ray.
+authentication. The node has no CPUs unless user code may start tasks: feeders are placed by a resource named "feeder",
+and Ray starts no workers before they are needed. `ray start` runs without `--block`, which would kill the raylet, and
+with it all feeders, as soon as the GCS dies. Ray's processes outlive a SIGTERM. Every process of the session is
+therefore recorded with a pidfd, so that processes that are left after the grace period can be killed. This module does
+not import Ray.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ from dataloaderjob.core.processes import alive
 from dataloaderjob.core.settings import FeederSettings, RayTasks, RayTuning, dump
 
 MAX_FOLDER_NBYTES = 40
-"""Maximum size of the folder's path. Ray adds up to 64 bytes for Unix sockets, whose paths have at most 107."""
+"""Maximum size of the folder's path. Ray adds up to 64 bytes for Unix sockets, and their paths may have at most 107."""
 NO_TASKS = RayTasks()
 NOTHING: Mapping[str, str] = MappingProxyType({})
 HOST_MODULE = "dataloaderjob.feeder.host"
-"""The module that a node runs for a feeder. This package may not import it."""
+"""The module that a node runs for a feeder. This package must not import it."""
 _START = (
     "import ray.scripts.scripts as scripts; "
     "from ray._private.node import Node; "
@@ -40,8 +41,9 @@ _START = (
     "Node.start_api_server = lambda *args, **options: None; "
     "scripts.main()"
 )
-"""`ray start` has no option to omit Ray's client server (60 MB, a fixed port) and the dashboard's process (120 MB),
-which only counts usage if there is no dashboard. On two cores, each delays the start by a second."""
+"""Code that runs `ray start` without Ray's client server (60 MB, a fixed port) and without the dashboard's process (120
+MB), which only counts usage if there is no dashboard. `ray start` has no option to omit them. On two cores, each delays
+the start by a second."""
 
 
 @dataclass(slots=True)
@@ -103,8 +105,8 @@ class RayNode:
 
     def defaults(self) -> dict[str, str]:
         """Returns variables that the environment may override. Unless user code may start tasks, they disable Ray's
-        memory monitor. The monitor would end a whole feeder before the kernel killed only the process that grows. The
-        feeder can report the kernel's kill."""
+        memory monitor. The monitor would act before the kernel, and end the whole feeder. The kernel kills only the
+        process that grows, and the feeder can report this."""
         return {} if self._tasks.cpus else {"RAY_memory_monitor_refresh_ms": "0"}
 
     def marks(self) -> dict[str, str]:
@@ -144,7 +146,8 @@ class RayNode:
         return self._starter.poll()
 
     def pids(self) -> dict[int, str]:
-        """Returns the live processes of this node, recorded now or before: pid to name."""
+        """Returns the live processes of this node, recorded by this or an earlier call, as a mapping from pid to
+        name."""
         self._record()
         return {p.pid: p.name for p in self._processes.values() if alive(p.pidfd)}
 
@@ -162,7 +165,7 @@ class RayNode:
         return {p.name: p.pidfd for p in self._processes.values() if p.name in self._vital}
 
     def stop(self, grace_s: float = 5.0) -> None:
-        """Ends every process: sends SIGTERM, then SIGKILL to those that still live after `grace_s`. Safe to call
+        """Ends every process: sends SIGTERM, then SIGKILL to those that are still alive after `grace_s`. Safe to call
         twice."""
         if self._starter is None:
             return
@@ -213,7 +216,7 @@ class RayNode:
 
 
 def without_ray(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns an environment without Ray's variables, which this package sets."""
+    """Returns a copy of the environment without Ray's variables (RAY_*). This package sets those that are needed."""
     return {name: value for name, value in env.items() if not name.startswith("RAY_")}
 
 
@@ -245,7 +248,7 @@ def start_host(
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", HOST_MODULE, "--settings", path, "--ready-fd", str(writer)],
             stdin=subprocess.PIPE, stdout=stdout, stderr=stderr, pass_fds=(writer,), start_new_session=own_session,
-            env={"PYTHONHASHSEED": "0", **without_ray(os.environ), **env},  # sets iterate in one order everywhere
+            env={"PYTHONHASHSEED": "0", **without_ray(os.environ), **env},  # sets iterate in the same order everywhere
         )  # fmt: skip
     finally:
         os.close(writer)

@@ -48,7 +48,7 @@ GCS_GONE_S = 5.0
 REGISTER_MARGIN_S = 1.0
 """Margin for the raylet, which uses its own clock, and starts the process a moment after it has received the actor."""
 JOIN_S = 10.0
-"""Time that a node may take to join Ray. Lack of room is reported as the cause only after that."""
+"""Time that a node may take to join Ray. Lack of room is reported as the cause only after that time."""
 MEMORY_KILL_S = 30.0
 """Time for which a kill by Ray's memory monitor counts as the cause of a feeder's loss."""
 MODULE_MISSING_S = 30.0
@@ -95,7 +95,7 @@ class Explainer:
         self._register_timeout_s = register_timeout_s
         self._starting: dict[int, float] = {}
         self._crowded: dict[int, float] = {}
-        """feeder -> time since which there has been no room for it."""
+        """feeder -> time since which no node has had room for it."""
 
     def explain(
         self, late: Iterable[int], lives: Mapping[int, Life], room: Room, *, taken: int, now: float
