@@ -41,7 +41,7 @@ SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Buckets of histograms. A reconcile that writes nothing takes milliseconds. With a slow API server, a reconcile can
 take minutes."""
 WITHOUT_WATCHES_S = 300.0
-"""Seconds for which a watch may be closed, while kopf tries to reach the API server, before the process should be
+"""Seconds for which a watch may be closed while kopf tries to reach the API server. After that, the process should be
 restarted."""
 PULSE_S = 1.0
 MAX_LINE_NBYTES = 4096
@@ -56,7 +56,7 @@ class LogFormat(StrEnum):
 
 @contextlib.contextmanager
 def about_job(namespace: str, job: str) -> Iterator[None]:
-    """Marks all log records inside the context as being about this job."""
+    """Marks all log records inside the context as concerning this job."""
     token = _ABOUT.set({"job": job, "namespace": namespace})
     try:
         yield
@@ -108,7 +108,8 @@ class _TextFormatter(LineFormatter):
 
 
 def mark_record(record: logging.LogRecord) -> bool:
-    """Adds to a log record the job that the record is about."""
+    """Adds to a log record the job or other object that the record concerns. Always returns True, because this filter
+    drops no records."""
     fields: dict[str, object] = dict(_ABOUT.get() or {})
     ref = getattr(record, "k8s_ref", None)
     if isinstance(ref, Mapping):
@@ -375,7 +376,7 @@ def _app(metrics: Metrics, health: ProcessHealth) -> web.Application:
 
 
 def _last(response: web.Response) -> web.Response:
-    """Makes the server close the connection after the response, because kopf waits for all tasks of this loop before it
-    exits."""
+    """Makes the server close the connection after the response, because kopf waits for all tasks of this event loop
+    before it exits."""
     response.force_close()
     return response

@@ -26,13 +26,13 @@ LOOKS = "LooksForRayCluster"
 DIFFERS = "RayVersionMismatch"
 """The reason if the cluster has a different version of Ray, or a different minor version of Python."""
 ENDS_S = 15.0
-"""Maximum time for which the supervisor's pod is kept after the job's end. The supervisor answers within 5 s, and Ray
-needs a few more seconds."""
+"""Maximum time in seconds for which the supervisor's pod is kept after the job's end. The supervisor answers within 5
+s, and Ray needs a few more seconds."""
 HEAD_FIELD, OWN_FIELD = "spec.ray.managed.head.resources", "spec.ray.external.resources"
 
 
 def resolved(observed: Observed) -> Observed:
-    """Returns the job with the address of its RayCluster, once that is known."""
+    """Returns the job with the address of its RayCluster, once the address is known."""
     ray = observed.job.spec.ray.external
     if ray is None or ray.ray_cluster is None or not (address := _address(observed, ray.ray_cluster)):
         return observed
@@ -40,7 +40,8 @@ def resolved(observed: Observed) -> Observed:
 
 
 def _address(observed: Observed, cluster: str) -> str:
-    """Returns the RayCluster's address. A job keeps it, so that its pods do not end when the RayCluster is deleted."""
+    """Returns the RayCluster's address. A job keeps a known address, so that its pods do not end when the RayCluster is
+    deleted."""
     known, found = observed.status.ray, observed.ray_cluster
     if known.address and known.ray_cluster == cluster:
         return known.address

@@ -1,8 +1,8 @@
 """Events about attached pods and their controllers. Pure.
 
-Pods with the label attach to the job that the label names. Admission refuses most pods whose job does not exist, or
-creates its own trainers. Some exist nevertheless: they were injected from a file, are older than the guard, or have
-outlived their job. Their controllers then get an event.
+Pods with the label attach to the job that the label names. Admission refuses most pods whose job does not exist or
+creates its own trainers. Some of these pods exist nevertheless: they were injected from a file, are older than the
+guard, or have outlived their job. The operator then records an event about their controller.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def of_pods(
     job: str, before: Mapping[str, AttachedPod], after: Mapping[str, AttachedPod]
 ) -> tuple[JobEvent, ...]:
     """Returns the events about pods that attached or left, and about the controllers whose first pods attached. Both
-    maps contain the attached pods by uid."""
+    mappings contain the attached pods by uid."""
     came = (
         (Reason.ATTACHED, after[uid], "has the sidecar and receives batches", uid)
         for uid in after

@@ -21,7 +21,7 @@ MAX_NAME = 50
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """The last lookup of a RayCluster."""
+    """The result of the last lookup of a RayCluster."""
 
     name: str
     address: str = ""
@@ -44,7 +44,8 @@ def reported_service(cluster: Mapping[str, Any]) -> str:
 
 
 def address(service: Mapping[str, Any], namespace: str, domain: str) -> str:
-    """Returns the GCS's address from the head's Service. `domain`: the cluster's DNS domain; if empty, pods add it."""
+    """Returns the GCS's address from the head's Service. `domain`: the Kubernetes cluster's DNS domain; if empty, pods
+    add it."""
     ports = _mapping(service.get("spec")).get("ports")
     by_name = {str(port.get("name")): port.get("port") for port in ports or () if isinstance(port, Mapping)}
     port = next((by_name[name] for name in PORT_NAMES if type(by_name.get(name)) is int), GCS_PORT)

@@ -64,7 +64,7 @@ class RefusedPod:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """The refusal's identity, which is the same when it is repeated."""
+        """The refusal's identity, which stays the same when the refusal is repeated."""
         return self.uid, self.cause
 
     @property
