@@ -24,7 +24,7 @@ from dataloaderjob_operator.objects import settings
 
 MODULE = "dataloaderjob.pod.supervisor"
 CPU_SHARE, MEMORY_SHARE = 5, 8
-"""The supervisor gets a fifth of the head's CPUs, and an eighth of its memory."""
+"""The supervisor gets a fifth of the head's CPUs, and an eighth of the head's memory."""
 LEAST_NBYTES = 128 * 1024**2
 """Minimum memory of the supervisor. Its two processes start with 23 MB each."""
 RAY_VOLUME = f"{RESERVED_PREFIX}token"

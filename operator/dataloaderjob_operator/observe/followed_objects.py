@@ -1,5 +1,5 @@
-"""The reads of the objects that jobs follow, one at a time and at a fixed pace. The operator does not watch these
-objects, because users follow objects of any kind, and each object ends only once."""
+"""The reader of the objects that jobs follow. It reads one object at a time, at a fixed pace. The operator does not
+watch these objects, because they may be of any kind, and each object ends only once."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ READS_PER_S = 20
 often."""
 TICK_S = 0.5
 GONE_READS = 3
-"""Number of consecutive reads that do not find an object after which it counts as missing. A user may delete and
-recreate an object, or create it shortly after the job."""
+"""Number of consecutive reads without a result after which an object counts as missing. A user may delete and recreate
+an object, or create it shortly after the job."""
 PLURALS_S = 300.0
 """Seconds for which the plural of a kind is remembered."""
 FORBIDDEN, NOT_FOUND = 403, 404

@@ -1,5 +1,5 @@
 """The lookups of the RayClusters that jobs name, until their addresses are known. The operator does not watch
-RayClusters: KubeRay may be missing, and a job needs the address only once."""
+RayClusters: KubeRay may not be installed, and a job needs the address only once."""
 
 from __future__ import annotations
 

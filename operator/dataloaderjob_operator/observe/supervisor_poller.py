@@ -51,21 +51,21 @@ MAX_MISSES = 3
 reported."""
 TICK_S = 0.5
 MAX_CONCURRENT = 64
-"""Maximum concurrent polls. Each takes 0.5 ms of CPU."""
+"""Maximum number of concurrent polls. Each poll takes 0.5 ms of CPU time."""
 METRICS_PER_S = 2
 """Maximum rate of reconciles that only update metrics, over all jobs. With more than 120 jobs, each job's metrics are
 written less often than once a minute."""
 RATES_SPAN_S = 8.0
 """Minimum time span over which rates are computed. Over a shorter span, single batches would dominate."""
 MAX_STATUS_NBYTES = 1024 * 1024
-"""Maximum size of a status. A brief status of 1000 sidecars takes 400 KB. Because a supervisor runs in the user's
-image, this limit bounds how much of the operator's time and memory it can use."""
+"""Maximum size of a status. A brief status of 1,000 sidecars takes 400 KB. Supervisors run in users' images, so this
+limit bounds how much of the operator's time and memory a supervisor can use."""
 MAX_ANSWER_NBYTES = 64 * 1024
 """Maximum size of the answer to a request that sets the number of feeders. The answer is one line."""
 LARGE_NBYTES = 64 * 1024
-"""Size above which answers are parsed one at a time, outside the event loop."""
+"""Size above which answers are parsed one at a time, in a thread outside the event loop."""
 MAX_KEPT_NBYTES = 32 * 1024 * 1024
-"""Memory for the counters of all jobs' sidecars."""
+"""Maximum memory for the counters of all jobs' sidecars."""
 MAX_WHY = 1000
 HUNG_S = 180.0
 """Seconds of silence after which a supervisor that has answered before counts as hung, while its pod is ready."""
@@ -123,13 +123,14 @@ class _Job:
     """Start of the current span of rates: the time, and the packed counters at that time."""
     rates: supervision.Rates | None = None
     judged: tuple[str, int] | None = None
-    """The limit and the number of feeders in the verdict with which the job was last queued; None if unknown."""
+    """The limit and the recommended number of feeders in the verdict for which the job was last queued; None if
+    unknown."""
     moved_at: float = float("-inf")
     """The time at which the job was last queued only for its metrics."""
 
 
 class SupervisorPoller:
-    """Polls the supervisors of all jobs. `run` polls until it is cancelled."""
+    """The poller of the supervisors of all jobs. `run` polls until it is cancelled."""
 
     def __init__(
         self, cache: Cache, root_key: bytes, changed: Callable[[JobKey], None], *, port: int = SUPERVISOR_PORT,
@@ -143,12 +144,12 @@ class SupervisorPoller:
         self._doubted = asyncio.Semaphore(MAX_CONCURRENT // 2)
         self._large = asyncio.Semaphore(1)
         self._moved: dict[JobKey, None] = {}
-        """Jobs whose metrics have changed, in the order in which they will be queued."""
+        """Jobs with changed metrics, in the order in which they will be queued."""
         self._moves = 0.0
         """The number of these jobs that may be queued now."""
 
     def status(self, key: JobKey) -> SupervisorStatus | None:
-        """Returns the last status; None if there is none since the head became ready."""
+        """Returns the last status; None if there has been none since the head became ready."""
         return self._jobs[key].status if key in self._jobs else None
 
     def want(
