@@ -25,7 +25,7 @@ from dataloaderjob.core.errors import InputError
 
 STDIN = "-"
 SIDECAR_IMAGE = f"ghcr.io/dataloaderjob/sidecar:{__version__}"
-"""The chart's default."""
+"""The default image of the Helm chart."""
 HINTS: Mapping[tuple[str, str], str] = {
     ("trainer.kubeflow.org", "TrainJob"): "its pods come from a runtime: inject the runtime",
     ("argoproj.io", "Workflow"): (
@@ -35,7 +35,7 @@ HINTS: Mapping[tuple[str, str], str] = {
         f"its templates are not pod templates: add the label {LABEL} to their metadata.labels"
     ),
 }  # fmt: skip
-"""Kinds whose pods cannot be injected this way, by API group and name, each with what to do instead."""
+"""Kinds whose pods cannot be injected through pod templates, by API group and name, each with the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +47,8 @@ class Request:
     manifest: str | None = None
     """The file with the DataLoaderJob; None if it is in the same file."""
     job: str | None = None
-    """Name of the job for pod templates without the label. If None, only templates with the label are injected."""
+    """Name of the job for pod templates that do not have the label. If None, only templates that have the label are
+    injected."""
     sidecar_image: str = SIDECAR_IMAGE
     """Image for manifests that name none."""
     pull_secrets: Sequence[str] = ()
@@ -138,7 +139,7 @@ class _Work:
             )
 
     def _misplaced(self, data: Any, templates: Sequence[FoundTemplate], document: Document) -> None:
-        """Reports an object's label that its pods do not get."""
+        """Reports the label if it is on an object but not on the object's pods."""
         with_own = [template for template in templates if template.path]
         if with_own and LABEL in _labels(data) and not any(LABEL in _labels(t.template) for t in with_own):
             self.notices.append(
@@ -238,7 +239,7 @@ def _labels(thing: Any) -> Object:
 
 
 def _namespace(data: Any, path: Path) -> str | None:
-    """Returns the namespace of the object that has the part at `path`; None if it names none."""
+    """Returns the namespace of the object that contains the part at `path`; None if the object names none."""
     found = None
     for part in (*path, None):
         metadata = data.get("metadata") if isinstance(data, Mapping) else None
@@ -249,7 +250,7 @@ def _namespace(data: Any, path: Path) -> str | None:
 
 
 def _unshared(value: Any) -> Any:
-    """Copies a value. Parts that an alias repeats become separate copies."""
+    """Copies a value. Parts that a YAML alias repeats become separate copies."""
     if isinstance(value, Mapping):
         return {name: _unshared(inner) for name, inner in value.items()}
     return [_unshared(inner) for inner in value] if isinstance(value, list) else value

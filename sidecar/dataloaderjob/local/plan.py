@@ -1,13 +1,9 @@
 """The plan of a manifest's run on one machine, and the run's life cycle as a table of transitions. This module starts
 nothing: `run` executes both.
 
-PREPARING  the service is being started; no trainer yet
-TRAINING   trainers run
-SERVING    trainers come and go: others start them (spec.trainers.attach)
-FAILING    one trainer failed; the others have some time to end by themselves and report why
-ENDING     trainers were sent a signal to end
-KILLING    trainers were killed
-OVER       no trainer is alive
+PREPARING the service is being started; no trainer yet TRAINING trainers run SERVING trainers come and go: others start
+them (spec.trainers.attach) FAILING one trainer failed; the others have some time to end by themselves and report why
+ENDING trainers were sent a signal to end KILLING trainers were killed OVER no trainer is alive
 """
 
 from __future__ import annotations
@@ -34,12 +30,13 @@ from dataloaderjob.local.service_plan import ServicePlan
 from dataloaderjob.providers.provider import RAY
 
 FAILING_GRACE_S = 5.0
-"""A DDP peer of a failed rank notices and fails by itself within a second or two."""
+"""Seconds that other trainers have to end after one has failed. A DDP peer of a failed rank notices the failure and
+fails by itself within a second or two."""
 ENDING_GRACE_S = 10.0
 EXIT_OK = 0
 EXIT_BROKEN = 1
 EXIT_LATE = 124
-"""The exit code of the command `timeout`."""
+"""The exit code after a deadline, the same as that which the command `timeout` uses."""
 LAUNCH_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
     "MASTER_ADDR", "MASTER_PORT",
@@ -80,13 +77,13 @@ class RunPlan:
     """Working directory of trainers and feeders."""
     trainers: tuple[TrainerPlan, ...]
     attach: AttachPlan | None = None
-    """Set if others start the trainers; there are no `trainers` then."""
+    """The plan for trainers that others start; None if the run starts its own. If it is set, `trainers` is empty."""
     service: ServicePlan
     min_feeders: int
     scale: tuple[int, int]
-    """Minimum number of feeder replicas, and number of feeders in each."""
+    """Minimum number of feeder replicas, and the number of feeders in each replica."""
     autoscaling: Bounds | None
-    """Bounds on the number of feeders, between which the run is scaled; None if the run is not scaled."""
+    """Bounds on the number of feeders for autoscaling; None if the run is not scaled."""
     startup_s: float
     active_s: float | None
     ray_version: str | None
@@ -203,7 +200,7 @@ def _external(job: DataLoaderJob, provider: str) -> ExternalRay | None:
 
 
 def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
-    """Yields the paths of the fields that the manifest sets, but that a run on one machine ignores."""
+    """Yields the paths of fields that the manifest sets but a run on one machine ignores."""
     spec = job.spec
     if job.metadata.namespace is not None:
         yield "metadata.namespace"
@@ -233,8 +230,8 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
 
 
 def _pod(pod: PodSpec, path: str, used: str | None) -> Iterator[str]:
-    """Yields the ignored fields of a pod. `used`: the name of the container that runs here; if None, the first
-    container."""
+    """Yields the ignored fields of a pod. `used`: the name of the container that runs on this machine; if None, the
+    first container."""
     for i, container in enumerate(pod.containers):
         here = f"{path}.containers[{i}]"
         if container.name != used if used else i > 0:
@@ -250,7 +247,7 @@ def _pod(pod: PodSpec, path: str, used: str | None) -> Iterator[str]:
 
 
 def _from_elsewhere(variables: tuple[EnvVar, ...], path: str) -> Iterator[str]:
-    """Yields variables whose values only a cluster has."""
+    """Yields variables that take their values from a source that only a cluster has."""
     for i, variable in enumerate(variables):
         if variable.value_from is not None:
             yield f"{path}.env[{i}].valueFrom ({variable.name})"
@@ -283,7 +280,7 @@ class RunEvent(Enum):
     STOP = auto()
     """A signal arrived, a deadline passed, or the service broke."""
     GRACE = auto()
-    """The state's grace period has ended."""
+    """The grace period of the current state has ended."""
     ALL_ENDED = auto()
 
 
@@ -310,7 +307,7 @@ GRACE_S = {RunState.FAILING: FAILING_GRACE_S, RunState.ENDING: ENDING_GRACE_S}
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Reason to stop a run from outside its trainers."""
+    """The reason to stop a run, other than the end of a trainer."""
 
     code: int
     why: str

@@ -1,8 +1,8 @@
 """The part of the map command that runs in feeders: inputs with their index, and results turned into columns.
 
-Results travel as one Arrow message for each batch, so that feeders, not the writing process, convert them to columns.
-Generators are seeded by the index of an input, not by its place among the remaining inputs. A resumed run therefore
-draws the same numbers as an uninterrupted run.
+The results of each batch travel as one Arrow message, so that feeders convert them to columns, and not the process that
+writes. Generators are seeded by the index of an input, not by its place among the remaining inputs. A resumed run
+therefore draws the same numbers as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ REMEDY = (
 
 
 class Inputs(Dataset[tuple[int, Any]]):
-    """Dataset of (index, sample) for each index of the user's dataset."""
+    """A dataset that contains (index, sample) for each index of the user's dataset."""
 
     SEEDS_BY_KEY = True
-    """A resumed run may make a sample at a different position (`fetcher.BY_KEY`)."""
+    """Seeds depend on a sample's index, because a resumed run may load the sample at a different position
+    (`fetcher.BY_KEY`)."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -50,7 +51,7 @@ class Inputs(Dataset[tuple[int, Any]]):
 
 
 class BatchedInputs(Inputs):
-    """The same as `Inputs`, for a dataset with `__getitems__`, which makes the samples of a batch together."""
+    """The same as `Inputs`, for a dataset with `__getitems__`, which loads all samples of a batch at once."""
 
     def __getitems__(self, indices: list[int]) -> list[tuple[int, Any]]:
         seed_batch(_SEED, indices[0])
@@ -116,8 +117,8 @@ def make(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def record_batch(result: Any, rows: range) -> pa.RecordBatch:
-    """Returns a record batch of the rows' indices and the function's result. Raises InputError if the result cannot
-    become columns."""
+    """Returns a record batch that contains the rows' indices and the function's result. Raises InputError if the result
+    cannot become columns."""
     if hasattr(result, "columns") and hasattr(
         result, "__arrow_c_stream__"
     ):  # a DataFrame, for example from pandas

@@ -24,7 +24,7 @@ _TROUBLES = frozenset(Cause) - {Cause.STARTS, Cause.LOST}
 
 
 def found(at: float, before: Status, after: Status) -> Iterator[Event]:
-    """Yields the events between two statuses of a supervisor; an empty status is one that did not answer."""
+    """Yields the events between two statuses of a supervisor. A status is empty if the supervisor did not answer."""
     if not after:
         return
     old = {str(feeder["name"]): feeder for feeder in before.get("feeders", ())}
