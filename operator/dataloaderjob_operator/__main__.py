@@ -76,8 +76,8 @@ def read_roots(options: Options) -> keys.Roots | None:
 
 
 async def run(options: Options, roots: keys.Roots | None) -> None:
-    """Runs until a signal arrives. Raises CancelledError if the signal arrives before the initial list is complete.
-    Raises NoRootKey."""
+    """Runs the operator until a signal arrives. Raises CancelledError if the signal arrives before the initial list is
+    complete. Raises NoRootKey."""
     metrics = Metrics()
     requests = Requests(Cache(), watch.list_paths(options.namespaces))
     health = ProcessHealth(watches=requests.open, expected=requests.expected)

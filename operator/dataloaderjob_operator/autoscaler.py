@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 2.0
 CHECK_S = 60.0
-"""Time for which a list of a namespace's HorizontalPodAutoscalers is reused."""
+"""Seconds for which a list of a namespace's HorizontalPodAutoscalers is reused."""
 CANNOT_CHECK = "cannot list HorizontalPodAutoscalers, so one may be scaling this job"
 
 

@@ -1,4 +1,4 @@
-"""Requests to the API server, as JSON. This module interprets the responses, and decides nothing else."""
+"""Requests to the API server, as JSON. This module interprets the responses, but makes no further decisions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dataloaderjob_operator.write_gate import WriteGate
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml; charset=utf-8"
-"""The charset makes the client library send the body unchanged. Without it, the library sends JSON in ASCII. The API
-server then refuses every character beyond U+FFFF, because it accepts escapes for them only in bodies declared as
-JSON."""
+"""The content type of server-side apply. Its charset makes the client library send the body unchanged. Without the
+charset, the library sends JSON in ASCII. The API server then refuses every character beyond U+FFFF, because it accepts
+escapes for these characters only in bodies declared as JSON."""
 MERGE = "application/merge-patch+json"
 TIMEOUT_S = 30.0
 CHUNK = 100
@@ -115,7 +115,7 @@ class ApiClient:
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:
         """Applies a job's status. Returns the whole job. Raises ApiError with 409 if the job has a different
-        resourceVersion, for instance because it was recreated."""
+        resourceVersion, for instance because the job was recreated."""
         body = {
             "apiVersion": API_VERSION, "kind": KIND,
             "metadata": {"name": name, "namespace": namespace, "resourceVersion": version}, "status": dict(status),
@@ -281,7 +281,7 @@ def _event(line: bytes) -> Manifest:
 
 
 def apply_body(value: Any) -> bytes:
-    """Returns JSON that means the same when read as YAML.
+    """Returns JSON that has the same meaning when it is parsed as YAML.
 
     The API server reads the body of a server-side apply as YAML. JSON is a subset of YAML except in strings. In
     strings, YAML rejects escaped surrogate pairs and some unescaped characters, and it turns unusual line endings into

@@ -37,7 +37,7 @@ PREVIOUS_FIELD = "previous"
 NEW_ROOT_NBYTES = 48
 RETRY_S = 5.0
 AGAIN_S = 10.0
-"""Minimum interval between two attempts to create a job's Secret while the same pods start."""
+"""Minimum interval in seconds between two attempts to create a job's Secret while the same pods start."""
 NEW_S = 300.0
 """Seconds after a job's creation during which the Secret of an earlier job of the same name may still exist."""
 
@@ -151,8 +151,8 @@ class JobSecrets:
         return made
 
     def _doubted(self, observed: Observed, *, made: bool) -> bool:
-        """Returns True if the Secret of attached pods may not be this job's. `made`: True if this operator created
-        it."""
+        """Returns True if the Secret of attached pods might not belong to this job. `made`: True if this operator
+        created the Secret."""
         sidecars = observed.status.condition(ConditionType.SIDECARS_READY)
         if sidecars is not None and sidecars.reason == NOT_CONNECTED:
             return True

@@ -34,12 +34,12 @@ from dataloaderjob_operator.connections import served
 OF_KOPF = ("k8s_ref", "k8s_skip", "settings")
 """Attributes that kopf adds to log records; `settings` is one of its own objects."""
 _LINES = ("exc_info", "stack_info")
-"""Fields of log records that may have several lines."""
+"""Fields of log records that may contain several lines."""
 _ABOUT: ContextVar[Mapping[str, object] | None] = ContextVar("about", default=None)
 PREFIX = "dataloaderjob_operator"
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Buckets of histograms. A reconcile that writes nothing takes milliseconds. With a slow API server, a reconcile can
-take minutes."""
+"""Buckets of histograms, in seconds. A reconcile that writes nothing takes milliseconds. With a slow API server, a
+reconcile can take minutes."""
 WITHOUT_WATCHES_S = 300.0
 """Seconds for which a watch may be closed while kopf tries to reach the API server. After that, the process should be
 restarted."""
@@ -218,7 +218,7 @@ class Metrics:
         phases: Callable[[], Mapping[str, int]],
         loaders: Callable[[], Iterable[tuple[tuple[str, str], Mapping[str, object]]]],
     ) -> None:
-        """Adds the metrics that need the assembled operator. Call it once."""
+        """Adds the metrics that depend on other parts of the operator. Must be called only once."""
         self.build.info({"version": version, "kopf": kopf, "python": platform.python_version()})
         self.registry.register(_State(phases, loaders, self._received))
         prometheus_client.disable_created_metrics()
@@ -301,7 +301,7 @@ class ProcessHealth:
     listed: bool = False
     """True once everything has been listed and the operator makes decisions."""
     stands_by: bool = False
-    """True while another operator works and this one is ready to take over."""
+    """True while another operator is active and this one is ready to take over."""
     _full_at: float | None = None
 
     def not_alive(self, now: float) -> str:

@@ -20,7 +20,7 @@ from dataloaderjob.api.injection import attachment as attachment
 from dataloaderjob.api.pods import WorkloadMetadata
 
 MANAGER = "dataloaderjob-operator"
-"""Field manager of everything that the operator applies."""
+"""Name of the field manager of all fields that the operator applies."""
 LABEL_JOB = "dataloading.dev/job"
 LABEL_ROLE = "dataloading.dev/role"
 LABEL_ATTEMPT = "dataloading.dev/attempt"
@@ -90,7 +90,8 @@ def feeders(job: str) -> str:
 
 
 def trainers(job: str, attempt: int) -> str:
-    """Returns the name of the Indexed Job. The host names of its pods append a hyphen and the replica's number."""
+    """Returns the name of the Indexed Job. Each of its pods has this name, a hyphen and the replica's number as its
+    host name."""
     return f"{trainers_stem(job)}-{attempt}"
 
 
@@ -110,7 +111,7 @@ def policy(job: str, role: Role) -> str:
 
 
 def labels(job: str, role: Role | None = None) -> dict[str, str]:
-    """Returns the labels of a child, which also select its pods."""
+    """Returns the labels of a child. They also select the child's pods."""
     found = {LABEL_JOB: job}
     return found if role is None else {**found, LABEL_ROLE: role.value}
 

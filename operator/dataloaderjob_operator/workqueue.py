@@ -50,8 +50,8 @@ class WorkQueue(Generic[K]):
     def __init__(
         self, jitter: random.Random | None = None, *, most_first: int = 24, most_following: int = FOLLOWING
     ) -> None:
-        """`most_first`, `most_following`: the maximum number of keys being processed that went first, and of other keys
-        being processed."""
+        """`most_first`: the maximum number of keys that go first and are processed at the same time. `most_following`:
+        the same for other keys."""
         self._most_first, self._most_following = most_first, most_following
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
@@ -74,8 +74,8 @@ class WorkQueue(Generic[K]):
         return len(self._due) + len(self._readded)
 
     def add(self, key: K, now: float, after_s: float = 0.0, *, first: bool = False) -> None:
-        """Makes a key due after `after_s` seconds, or earlier if it was already due earlier. `first`: True if the key
-        goes before others."""
+        """Makes a key due after `after_s` seconds, unless it is already due earlier. `first`: True if the key goes
+        before others."""
         if first:
             self._first[key] = None
         due = max(now + after_s, self._not_before.get(key, now))
@@ -160,8 +160,8 @@ class WorkQueue(Generic[K]):
 
 
 class Workers:
-    """The loop that reconciles the queued jobs, several at a time. Watches call `add`, and `run` runs until it is
-    cancelled."""
+    """The loop that reconciles the queued jobs, several at a time. Watches call `add`. `run` reconciles jobs until it
+    is cancelled."""
 
     def __init__(
         self,

@@ -45,7 +45,7 @@ def present(found: Iterable[Pod]) -> list[Pod]:
 
 
 def with_sidecar(observed: Observed) -> list[Pod]:
-    """Returns the attached pods whose spec has a working sidecar."""
+    """Returns the attached pods with a sidecar that can work, according to their specs."""
     return [pod for pod in pods(observed) if _lack(pod) is None]
 
 
@@ -64,7 +64,7 @@ def idles_at(observed: Observed, now: datetime) -> datetime | None:
 
 
 def is_idle(observed: Observed, now: datetime) -> bool:
-    """Returns True if the job needs no feeders, because it has been without attached pods for long enough."""
+    """Returns True if the job needs no feeders, because no pod has been attached for long enough."""
     at = idles_at(observed, now)
     return at is not None and at <= now
 

@@ -95,7 +95,7 @@ def not_ready(
 
 
 def reason_word(text: str, most: int = 128) -> str:
-    """Turns text into one word, for a condition's reason."""
+    """Converts text to a single word that is valid as a condition's reason."""
     return _NOT_IN_REASONS.sub("", text)[:most] or "Unknown"
 
 

@@ -59,8 +59,8 @@ from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import OperatorConfig, certificates, settings
 
 COUNTS_EVERY_S = 3.0
-"""Minimum interval between two writes that change only counts and messages. Pods become ready one by one, and a write
-costs the API server 17 ms of CPU."""
+"""Minimum interval in seconds between two writes that change only counts and messages. Pods become ready one by one,
+and each write takes 17 ms of the API server's CPU time."""
 CONNECT_AGAIN_S = 10.0
 """Interval in seconds between decisions while sidecars do not reach the supervisor, because their Secret may have to be
 recreated."""
@@ -109,7 +109,7 @@ class Decision:
     """Objects whose events must be listed, because a part of the job does not serve and no status contains the
     cause."""
     bug: Exception | None = None
-    """The error that prevented a child from being built. The status also contains it."""
+    """The error that prevented a child from being built; None if there was none. The status also reports the error."""
 
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:

@@ -37,7 +37,7 @@ class Reason(StrEnum):
     STARTED = "Started"
     """The operator creates the job's children."""
     NOT_READY = "NotReady"
-    """The job does not serve. This is reported once for each cause."""
+    """The job does not serve. The event is sent once for each cause."""
     SERVING = "Serving"
     """The head, the sidecars and the feeders serve."""
     DEGRADED = "Degraded"
@@ -57,7 +57,7 @@ class Reason(StrEnum):
     FEEDERS_MISSING = "FeedersMissing"
     """Fewer feeders serve than the spec requests. A running job continues with them."""
     OUT_OF_MEMORY = "OutOfMemory"
-    """Feeders are killed because they run out of memory. A running job continues at their pace."""
+    """Feeders are killed because they run out of memory. A running job continues, but may be slower."""
     ROLLOUT_STUCK = "RolloutStuck"
     """New feeders do not start. A running job continues with the old ones."""
     IDLE = "Idle"
@@ -326,7 +326,7 @@ def _cause(status: Status) -> str:
 
 
 def _scaled(before: Status, after: Status) -> bool:
-    """Returns True if AutoscalingActive reports a new change of the number of feeders."""
+    """Returns True if the condition AutoscalingActive reports a new change in the number of feeders."""
     old, new = (status.condition(ConditionType.AUTOSCALING_ACTIVE) for status in (before, after))
     return new is not None and new.message.startswith(SCALED) and (old is None or old.message != new.message)
 
@@ -336,7 +336,7 @@ def _change(status: Status) -> str:
 
 
 def _moves_because(reason: Reason) -> Callable[[Status, Status], bool]:
-    """Returns a function that checks whether Progressing changed to this reason."""
+    """Returns a function that checks whether the condition Progressing changed to this reason."""
 
     def begins(before: Status, after: Status) -> bool:
         old, new = (status.condition(ConditionType.PROGRESSING) for status in (before, after))

@@ -395,7 +395,7 @@ def _made(thing: Mapping[str, Any]) -> datetime:
 
 
 def moment_of(event: Mapping[str, Any]) -> datetime:
-    """Returns the time at which an event was last observed, from whichever field has it."""
+    """Returns the time at which an event was last observed, from whichever field contains that time."""
     series = event.get("series") or {}
     found = (
         series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"),

@@ -47,7 +47,7 @@ class Trouble:
     """CamelCase, for a condition."""
     message: str
     kind: str = "pod"
-    """The kind of the object named by `pod`; a Job whose pods are refused has no pod."""
+    """The kind of the object that `pod` names. If pods of a Job are refused, the object is the Job itself."""
     ended_at: datetime | None = None
     """The time at which the pod or container ended for good; None if it may still start."""
     is_root: bool = False
@@ -90,7 +90,8 @@ class SupervisorStatus:
     cause: Cause | None = None
     """The cause that is reported for the feeder chosen by `core.supervision.worst`."""
     failure: Cause | None = None
-    """The error that a trainer received instead of a batch, if no trainer has taken a batch since."""
+    """The error that a trainer received instead of a batch; None if there was none, or a trainer has taken a batch
+    since."""
     ray: RayStatus = field(default_factory=RayStatus)
     """The status of Ray. Its version is missing until Ray has answered the supervisor."""
     sidecars: int = 0

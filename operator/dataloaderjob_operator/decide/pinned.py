@@ -86,8 +86,9 @@ def _kept(observed: Observed, child: Manifest) -> Manifest:
 
 
 def _with_own_image(child: Manifest, live: Manifest) -> Manifest:
-    """Keeps the image of a serving head. Feeders do not survive their head, so at first, only new feeders get a new
-    image. Any other change by the user replaces the head, and the replacement gets the new image."""
+    """Keeps the image of a serving head, because feeders do not survive a replacement of their head. A new image is
+    therefore used only by new feeders at first. Any other change by the user replaces the head, and the replacement
+    gets the new image."""
     wanted, theirs = (thing.get("spec", {}).get("template") or {} for thing in (child, live))
     if role_of(child) != names.Role.HEAD or not live.get("status", {}).get("readyReplicas"):
         return child
@@ -110,7 +111,7 @@ def _asked(template: Manifest) -> object:
 
 
 def _recounted(observed: Observed, made: Iterable[Manifest]) -> list[Manifest]:
-    """Returns the settings of a head that stays, with the current number of feeders."""
+    """Returns the settings of a head that is not replaced, with the current number of feeders."""
     known = {key_of(child) for child in made}
     for child in made:
         if key_of(child) != ("Deployment", names.head(observed.job.name)):

@@ -35,8 +35,8 @@ DISRUPTIONS = frozenset(
         "TerminationByKubelet", "NodeAffinity", "UnexpectedAdmissionError", "TopologyAffinityError",
     }
 )  # fmt: skip
-"""Reasons of pods that their node ended or did not admit. Reasons that begin with OutOf, such as OutOfcpu, also
-count."""
+"""Reasons in the statuses of pods that their node ended or did not admit. Reasons that begin with OutOf, such as
+OutOfcpu, also count."""
 _OWN_LIMIT = re.compile(r"\bexceed(s|ed) (the|its)\b.*\b(limit|local ephemeral storage)")
 """The kubelet's message for an eviction that is the pod's own fault, because the pod exceeds a limit on its volumes or
 its local storage."""
@@ -235,7 +235,7 @@ def _tries_again(pod: Pod) -> Iterator[Trouble]:
 _CHECKS: tuple[Callable[[Pod], Iterator[Trouble]], ...] = (
     _unscheduled, _evicted, _disrupted, _on_lost_node, _waiting, _ended, _tries_again,
 )  # fmt: skip
-"""Checks in order. The first one that applies finds the cause; later ones would find its consequences."""
+"""The checks, in order. The first check that applies finds the cause; later checks would find its consequences."""
 
 
 def _starts_again(pod: Pod, status: Mapping[str, Any]) -> bool:

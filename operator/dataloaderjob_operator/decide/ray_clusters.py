@@ -14,7 +14,7 @@ RESOURCE = "rayclusters.ray.io"
 ROOT = "/apis/ray.io/v1"
 GCS_PORT = 6379
 PORT_NAMES = ("gcs-server", "redis")
-"""Names of the GCS's port in the head's Service. Earlier versions of KubeRay call it redis."""
+"""Names of the GCS's port in the head's Service. Earlier versions of KubeRay call the port redis."""
 MAX_NAME = 50
 """Maximum length of a Service's name. KubeRay shortens longer names."""
 
@@ -54,8 +54,8 @@ def address(service: Mapping[str, Any], namespace: str, domain: str) -> str:
 
 
 def no_service(cluster: str, service: str, *, readable: bool, exists: bool) -> str:
-    """Describes the object that the job waits for while the head's Service is missing. `readable`: the operator may
-    read RayClusters; `exists`: the RayCluster exists."""
+    """Describes the object that the job waits for while the head's Service is missing. `readable`: True if the operator
+    has permission to read RayClusters. `exists`: True if the RayCluster exists."""
     if exists:
         return f"RayCluster {cluster} exists, but its head's Service {service} does not yet: KubeRay will create it"
     text = f"neither RayCluster {cluster} nor its head's Service {service} exists in the job's namespace"

@@ -36,8 +36,8 @@ _SAYS_NOTHING = (
 )
 """Messages (Kubernetes 1.34) about a pod refused in a dry run, although the job's own pods may be accepted."""
 _NAMED_BY_PODS = {"no PriorityClass": "priorityClassName", "RuntimeClass": "runtimeClassName"}
-"""Messages (Kubernetes 1.34) about a pod refused because of an object that it names, each with the field that names the
-object."""
+"""Messages (Kubernetes 1.34) about a pod that is refused because of an object that the pod names, each with the field
+that names the object."""
 TRAINERS, FEEDERS, HEAD = (
     "spec.trainers.job.template",
     "spec.feeders.template",

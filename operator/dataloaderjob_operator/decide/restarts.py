@@ -107,7 +107,8 @@ def tally_of(observed: Observed) -> Tally:
 
 
 def counted(observed: Observed, kind: FailureKind, now: datetime) -> Tally:
-    """Returns the counts with this failure, and the time of the next attempt. The first disruption causes no wait."""
+    """Returns the counts with this failure, and the time of the next attempt. After the first disruption, the next
+    attempt starts without a pause."""
     before, first_s = tally_of(observed), observed.job.spec.trainers.own.failure_policy.backoff_seconds
     is_disruption = kind is FailureKind.IGNORED
     failures, disruptions = before.failures + (not is_disruption), before.disruptions + is_disruption

@@ -24,7 +24,7 @@ MAX_SIDECARS = 1024
 MAX_RANKS = 1_000_000
 MAX_NAME = 253
 MAX_CONTAINERS = 16_384
-"""Maximum number of objects and lists in a status. A brief status of 1,024 sidecars contains 2,100."""
+"""Maximum number of objects and lists in a status. A brief status of 1,024 sidecars contains 2,100 of them."""
 MAX_VALUES = 65_536
 _NAME_NBYTES = 8
 _COUNTERS = struct.Struct(f"<{len(READ)}Q")

@@ -61,7 +61,7 @@ NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Connections from pods of some roles to pods of another role, all of one job."""
+    """Allowed connections from pods of some roles to pods of another role of the same job."""
 
     sources: tuple[Role, ...]
     to: Role
@@ -106,8 +106,8 @@ AMBIENT_PROBES = [
 
 def policies(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest]:
     """Builds the policies of all roles. Mode `None` has no policies, and only mode `Strict` has egress rules. Attached
-    pods get no policy, because a policy that selects a pod also shuts out the peers that its owner expects. Neither do
-    the pods of an existing Ray cluster, which are not the job's."""
+    pods get no policy, because a policy that selects a pod would also block peers that the pod's owner expects. Neither
+    do the pods of an existing Ray cluster, which do not belong to the job."""
     mode = job.spec.network_policy.mode
     without = {Role.TRAINER} if job.spec.trainers.attached else set()
     without |= set() if job.spec.ray.external is None else {Role.FEEDER}

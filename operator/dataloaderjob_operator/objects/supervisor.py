@@ -63,7 +63,7 @@ def container(ray: Manifest, asked: Amounts) -> Manifest:
 
 
 def ray_mounts() -> list[Manifest]:
-    """Returns the mounts of Ray's container that are not scratch."""
+    """Returns the mounts of Ray's container other than scratch volumes."""
     part = {"name": RAY_VOLUME, "mountPath": KEY_FOLDER, "readOnly": True}
     return [part, *(dict(mount) for mount in MOUNTS if mount["name"] != KEY_VOLUME), dict(LINK)]
 

@@ -117,7 +117,7 @@ def deployment(metadata: Manifest, pod: Manifest, *, replicas: int, strategy: Ma
 
 
 def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -> Manifest:
-    """Builds the Indexed Job with all replicas, which start together. If one fails, all are terminated, and the
+    """Builds the Indexed Job with all replicas, which start together. If one replica fails, all are terminated, and the
     operator decides whether to restart them."""
     name = names.trainers(job.name, attempt)
     user = job.spec.trainers.own.template

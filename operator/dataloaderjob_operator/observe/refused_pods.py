@@ -38,7 +38,7 @@ class _Namespace:
     jobs: set[str] = field(default_factory=set)
     due: float = 0.0
     reported: dict[tuple[str, str, str], RefusedPod] = field(default_factory=dict)
-    """Refusals by the job's uid and their identity, as they were last reported."""
+    """Refusals as they were last reported, by the job's uid and the refusal's identity."""
 
 
 class RefusedPods:

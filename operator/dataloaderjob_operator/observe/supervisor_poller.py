@@ -42,9 +42,9 @@ PERIOD_S = 10.0
 POLLS_PER_S = 60
 """Maximum rate of polls of settled supervisors, over all jobs. With more than 600 jobs, each is polled less often."""
 UNSETTLED_PERIOD_S = 4.0
-"""Interval between polls while feeders are starting, or a trainer has failed."""
+"""Interval in seconds between polls while feeders are starting, or a trainer has failed."""
 MIN_INTERVAL_S = 2.0
-"""Minimum interval between two polls of one supervisor, even if its job changes more often."""
+"""Minimum interval in seconds between two polls of one supervisor, even if its job changes more often."""
 TIMEOUT_S = 5.0
 MAX_MISSES = 3
 """Number of consecutive unanswered polls after which a supervisor counts as silent, so that a single restart is not
@@ -70,15 +70,15 @@ MAX_WHY = 1000
 HUNG_S = 180.0
 """Seconds of silence after which a supervisor that has answered before counts as hung, while its pod is ready."""
 MAX_SILENT = 0.1
-"""Maximum share of all supervisors that may be silent if any of them is to count as hung. A single silent supervisor
-may always count as hung. If more are silent, the likely cause is the operator's own connection."""
+"""Maximum share of all supervisors that may be silent for any of them to count as hung. A single silent supervisor may
+always count as hung. If a larger share is silent, the likely cause is the operator's own connection."""
 
 _jitter = random.Random()  # noqa: S311  spreads polls, no secret
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Address of a job's supervisor, and the job's name and key for the handshake."""
+    """The address of a job's supervisor, and the job's name and key for the handshake."""
 
     address: str
     job: str

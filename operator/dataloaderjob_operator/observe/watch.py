@@ -35,15 +35,15 @@ IDLE_S = 0.5
 RETRY_S = 5.0
 """Pause after a failed list."""
 ENDS_S = 15.0
-"""Seconds from a fatal error of a watch until the process is killed, and the kubelet restarts it. kopf does not survive
-every error, and does not always return after one."""
+"""Seconds from a fatal error of a watch until the process is killed, so that the kubelet restarts it. kopf does not
+survive every error, and does not always return after one."""
 SWEEP_S = 600.0
-"""Interval between two lists that find changes missed by the watches."""
+"""Interval in seconds between two lists that find changes that the watches missed."""
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """A storage that disables kopf's own tracking of changes. No handler here uses the tracking, and it took a fifth of
-    the CPU time of a cold start."""
+    """A storage that disables kopf's own tracking of changes. None of the operator's handlers uses this tracking, which
+    took a fifth of the CPU time of a cold start."""
 
     def build(
         self,

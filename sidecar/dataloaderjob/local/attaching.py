@@ -1,5 +1,5 @@
 """Trainers that the user starts: the variables that attach a shell's processes to a run, the messages about processes
-that come and go, and the time without processes after which the feeders stop. Pure, except `find_attachable`.
+that come and go, and the time without attached processes after which the feeders stop. Pure, except `find_attachable`.
 
     BUSY      feeders run
     STOPPING  the supervisor was asked to stop all feeders
@@ -30,7 +30,7 @@ may have set them."""
 
 
 def how_to_attach(name: str) -> str:
-    """Returns the shell command after which the shell's processes attach to the run as trainers."""
+    """Returns a shell command. Processes that the same shell starts afterwards attach to the run as trainers."""
     return f'eval "$(dataloaderjob env {shlex.quote(name)})"'
 
 
@@ -110,7 +110,7 @@ class Activity(Enum):
 
 class Change(Enum):
     EXPIRED = auto()
-    """No process has been attached for the idle time."""
+    """No process has been attached for the configured idle time."""
     STOPPED = auto()
     """The supervisor keeps no feeders."""
     ATTACHED = auto()

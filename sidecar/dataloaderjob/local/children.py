@@ -56,7 +56,7 @@ class Loop(processes.Loop):
             signal.signal(number, self._note)
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Serves until `until()` is true, which is checked after every turn."""
+        """Runs the loop until `until()` is true, which is checked after every iteration."""
         while not until():
             self.turn(max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None)
             now = time.monotonic()

@@ -64,7 +64,7 @@ GRACE_S = 0.5
 """Seconds that Ray's processes have to end; they have nothing to save."""
 LAST_WORDS = 5
 RENEW_S = 600.0
-"""Interval between checks for certificates that are due."""
+"""Interval in seconds between checks for certificates that are due."""
 
 Show = Callable[[str, str, bool], None]
 """Called with the source, a line, and True if the line reports a problem or arrived on stderr."""
@@ -89,8 +89,8 @@ class LocalCluster:
         """Creates the folder. Raises InputError for settings that cannot work, and then leaves nothing behind.
 
         `run_id`, `folder`, `host`: the tag, folder and feeder host of a private service, which exist before the service
-        itself. `record`: the folder of the run's record, which then also keeps the data for a report. Without it, the
-        data is removed with the run.
+        itself. `record`: the folder of the run's record, which then also keeps the data for a report. Without a record,
+        this data is removed when the run ends.
         """
         self.plan = plan
         self.run_id = run_id or secrets.token_hex(8)

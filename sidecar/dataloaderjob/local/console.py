@@ -34,7 +34,7 @@ HELD_CHARS = 1 << 16
 WATCH_LIVE_S = 1.0
 WATCH_LINES_S = 10.0
 OUTPUT_LINES = 6
-"""Lines of a terminal reserved for output above the table."""
+"""Number of lines of a terminal that are reserved for output above the table."""
 MIN_LINES = 6
 """Minimum height of a table. With fewer lines, there is no room for a row of each kind, and only the title is shown."""
 NONE = "-"
@@ -169,9 +169,8 @@ class Table:
 
 
 def table_of(job: str, history: History, *, desired: int | None = None, notes: Sequence[str] = ()) -> Table:
-    """Builds the table of a run. `desired`: the number of wanted feeders, used until the supervisor reports one.
-    `notes`: notes to show before the supervisor's.
-    """
+    """Builds the table of a run. `desired`: the number of wanted feeders, used until the supervisor reports it.
+    `notes`: notes to show before those of the supervisor."""
     last, rates = history.last, history.rates()
     batches, gb, stall = _cells(rates)
     wanted = desired if last.desired is None else last.desired
@@ -388,7 +387,7 @@ def _now(rates: Rates | None) -> str:
 
 
 def watch(runs: Callable[[], Sequence[LiveRun]], console: Console) -> None:
-    """Shows these runs repeatedly until none is left, as tables on a terminal and otherwise as lines."""
+    """Shows the runs repeatedly until none is left, as tables on a terminal and as lines on any other output."""
     histories: dict[Path, History] = {}
     try:
         while found := runs():

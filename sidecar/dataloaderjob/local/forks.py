@@ -1,7 +1,7 @@
 """The forking of the private service's processes, which then share the modules that the service has imported.
 
 Starting an interpreter for each process would take CPU time from the import of torch, and the first batch waits for
-that import. The feeder host is forked before anything else, so this module imports nothing inessential.
+that import. The feeder host is forked before anything else, so this module imports only what it needs.
 """
 
 from __future__ import annotations

@@ -83,8 +83,8 @@ class RayHead(RayNode):
     def address(self) -> str:
         """host:port of the GCS. Raises OSError before the head is up.
 
-        The address is known 2 s earlier, but a driver that connects before the raylet has registered retries
-        only every few seconds.
+        The address is known 2 s before the head is up, but a driver that connects before the raylet has registered
+        retries only every few seconds.
         """
         return self.address_path.read_text().strip()
 
@@ -109,8 +109,8 @@ class Heads:
         serves: Callable[[], None],
         lost: Callable[[int, str, bool], None],
     ) -> None:
-        """`home`: our folder, with a subfolder for each head. `lost`: called when a head cannot be used, with its
-        number, the reason, and whether its feeders are alive."""
+        """`home`: the run's folder, in which each head has a subfolder. `lost`: called when a head cannot be used, with
+        its number, the reason, and whether its feeders are alive."""
         self._home, self._loop = home, loop
         self._env, self._cwd, self._tuning, self._tasks = env, cwd, tuning, tasks
         self._serves, self._lost = serves, lost

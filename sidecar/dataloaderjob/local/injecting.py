@@ -152,7 +152,7 @@ def injected_text(text: str, request: Request, jobs: Sequence[DataLoaderJob] = (
     """Injects all pod templates in a text. `jobs`: the jobs in the request's manifest file; if the request names none,
     the jobs in the text itself also count.
 
-    Raises InputError if a template cannot be injected, or if there is none.
+    Raises InputError if a template cannot be injected, or if the text has no template to inject.
     """
     documents = parse_documents(text, request.source)
     if problems := [problem for document in documents for problem in document.problems]:
@@ -185,8 +185,7 @@ def _edited(text: str, wanted: list[Any], source: str) -> str:
 
 
 def run(request: Request, output: str | None, *, in_place: bool) -> None:
-    """Reads a file, injects its templates and writes the result. Raises InputError, in which case nothing is
-    written."""
+    """Reads a file, injects its templates and writes the result. Raises InputError; nothing is written then."""
     if in_place and (output is not None or request.source == STDIN):
         raise InputError("--in-place changes the file given with -f: omit -o, and name a file")
     if request.source == request.manifest == STDIN:
@@ -212,7 +211,7 @@ def _read(source: str) -> str:
 
 
 def _write(path: FilePath, text: str) -> None:
-    """Replaces a file, and keeps its mode. No reader sees a partial file."""
+    """Replaces a file atomically, and keeps its mode."""
     path = path.resolve()
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

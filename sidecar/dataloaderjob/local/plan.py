@@ -1,9 +1,13 @@
 """The plan of a manifest's run on one machine, and the run's life cycle as a table of transitions. This module starts
 nothing: `run` executes both.
 
-PREPARING the service is being started; no trainer yet TRAINING trainers run SERVING trainers come and go: others start
-them (spec.trainers.attach) FAILING one trainer failed; the others have some time to end by themselves and report why
-ENDING trainers were sent a signal to end KILLING trainers were killed OVER no trainer is alive
+PREPARING  the service is being started; no trainer yet
+TRAINING   trainers run
+SERVING    trainers come and go: others start them (spec.trainers.attach)
+FAILING    one trainer failed; the others have some time to end by themselves and report why
+ENDING     trainers were sent a signal to end
+KILLING    trainers were killed
+OVER       no trainer is alive
 """
 
 from __future__ import annotations
@@ -36,7 +40,7 @@ ENDING_GRACE_S = 10.0
 EXIT_OK = 0
 EXIT_BROKEN = 1
 EXIT_LATE = 124
-"""The exit code after a deadline, the same as that which the command `timeout` uses."""
+"""The exit code after a deadline, the same as the command `timeout` uses."""
 LAUNCH_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
     "MASTER_ADDR", "MASTER_PORT",
@@ -64,7 +68,7 @@ class AttachPlan:
     processes: int
     """Maximum number of attached processes."""
     idle_s: float
-    """Time without attached processes after which all feeders are stopped."""
+    """Seconds without attached processes after which all feeders are stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -95,8 +99,8 @@ class RunPlan:
 def plan(
     job: DataLoaderJob, *, folder: Path, env: Mapping[str, str], master_port: int, provider: str = RAY
 ) -> RunPlan:
-    """Builds the plan of a manifest's run. `folder`: the manifest's folder. `env`: this process's environment, which
-    trainers and feeders inherit.
+    """Builds the plan of a manifest's run. `folder`: the folder that contains the manifest. `env`: this process's
+    environment, which trainers and feeders inherit.
 
     Raises InputError for a manifest that only a cluster can run.
     """
@@ -146,8 +150,8 @@ def _attach(job: DataLoaderJob) -> AttachPlan | None:
 
 
 def inherited_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment without variables of another run, a launcher or Ray. The PATH starts with this
-    interpreter's folder."""
+    """Returns the environment without variables of another run, a launcher or Ray. PATH begins with the folder of this
+    interpreter."""
     kept = {
         name: value
         for name, value in env.items()
@@ -302,7 +306,7 @@ TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
 }
 """A pair that is not listed changes nothing."""
 GRACE_S = {RunState.FAILING: FAILING_GRACE_S, RunState.ENDING: ENDING_GRACE_S}
-"""Longest duration of a state; the other states have no limit."""
+"""Longest duration of a state, in seconds; the other states have no limit."""
 
 
 @dataclass(frozen=True, slots=True)

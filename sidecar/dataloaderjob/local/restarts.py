@@ -22,7 +22,7 @@ MAX_FIRST_CRASHES = 2
 """MAX_CRASHES for a part that has never served. The sidecar gets only one attempt, because it depends on no other
 part."""
 KEEP_OLD_S = 120.0
-"""Time after which an old head is ended, even if the feeders of the new head are not registered yet."""
+"""Seconds after which an old head is ended, even if the feeders of the new head are not registered yet."""
 MAX_RAY_EXITS = 2
 """Number of consecutive supervisor exits caused by Ray after which a head that seems to be alive is replaced."""
 

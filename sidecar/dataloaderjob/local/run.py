@@ -397,9 +397,7 @@ class Run:
         if self._console.live:
             awaited = () if self._served else (f"starting: {'; '.join(self._awaited())}",)
             self._console.show(table_of(self._plan.name, self._history, desired=desired, notes=awaited))
-        elif (
-            self._idleness is None or self._attached or notes
-        ):  # a service that waits for trainers needs no line
+        elif self._idleness is None or self._attached or notes:  # a service that waits needs no line
             text = progress_line(self._history, desired)
             self._console.say(f"{text} ({notes[0]})" if notes else text)
 

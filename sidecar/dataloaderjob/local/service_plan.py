@@ -50,7 +50,7 @@ class ServicePlan:
 
 
 def key_file(home: Path, holder: Holder) -> Path:
-    """Returns the path of the file with the key for `holder`, which is derived from the job's key."""
+    """Returns the path of the file with the holder's key, which is derived from the job's key."""
     return home / f"{KEY}-{holder}"
 
 

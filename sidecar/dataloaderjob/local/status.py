@@ -1,6 +1,6 @@
-"""The status of the runs on this machine. Each run is found by a file in its folder. Its sidecar and its supervisor are
-asked for their status, either once or repeatedly in a thread. Sums and rates are computed from the answers.
-"""
+"""The status of the runs on this machine. Each run is found through a file in its folder. The run's sidecar and
+supervisor are asked for their status, either once or repeatedly in a thread. Sums and rates are computed from the
+answers."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WINDOW_S = 5.0
 """Interval in seconds over which rates are computed. Over one second, the rate of a few large batches would
 fluctuate."""
 Trainer = tuple[str, int]
-"""Rank and pid, because the counters of a restarted trainer start at zero."""
+"""Rank and pid of a trainer. The pid is included because the counters of a restarted trainer start at zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

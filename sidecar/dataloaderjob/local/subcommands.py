@@ -1,6 +1,5 @@
-"""The commands of `dataloaderjob`. Each prints its results and returns the exit code, and imports its libraries when it
-runs.
-"""
+"""The commands of `dataloaderjob`. Each command prints its results and returns the exit code. It imports the libraries
+that it needs only when it runs."""
 
 from __future__ import annotations
 

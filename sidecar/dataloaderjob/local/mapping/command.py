@@ -45,9 +45,9 @@ class Arguments:
 
 
 def run(arguments: Arguments) -> str:
-    """Runs the command. Returns a line that sums up the results.
+    """Runs the command. Returns a line that summarizes the results.
 
-    Raises InputError if the arguments cannot work. Raises UserCodeError for exceptions in the user's code. Raises
+    Raises InputError if the arguments are invalid. Raises UserCodeError for exceptions in the user's code. Raises
     KeyboardInterrupt.
     """
     output = arguments.output.absolute()  # before the script, which may change the working directory
@@ -143,7 +143,7 @@ def _begin(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def _next(messages: Iterator[Any], rows: range) -> pa.RecordBatch:
-    """Returns the batch of these rows. Raises UserCodeError for an exception of the user's code in a feeder."""
+    """Returns the results for these rows. Raises UserCodeError for an exception of the user's code in a feeder."""
     try:
         message = next(messages)
     except StopIteration:

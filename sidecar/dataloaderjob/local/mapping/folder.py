@@ -120,8 +120,8 @@ class Folder:
         self._sync()
 
     def num_there(self) -> int:
-        """Returns the number of complete files, counted in the folder, because an interrupt may arrive right after a
-        rename."""
+        """Returns the number of complete files. They are counted in the folder itself, because an interrupt may arrive
+        right after a rename."""
         return self.work.num_parts - len(self.work.left(set(os.listdir(self._fd))))
 
     def finish(self) -> None:

@@ -76,7 +76,8 @@ class Apply:
         self._collate_fn = collate_fn
         self._made: Callable[[Any], Any] | None = None
         self._held = NOTHING_HELD
-        """Generators held by an instance created here; the fetcher seeds the generators that a function holds."""
+        """Generators held by an instance that this object created; the fetcher seeds the generators that a function
+        holds."""
 
     def __call__(self, pairs: list[tuple[int, Any]]) -> np.ndarray[Any, Any]:
         rows = range(pairs[0][0], pairs[-1][0] + 1)
@@ -167,8 +168,8 @@ def _column(name: Any, value: Any, rows: range) -> pa.Array:
 
 
 def as_arrow(value: Any) -> pa.Array:
-    """Returns an array with one element for each row. Raises the errors of pyarrow, or of the value's own library, if
-    the value cannot become a column."""
+    """Returns an array with one element for each row. If the value cannot become a column, raises an error of pyarrow
+    or of the value's own library."""
     if isinstance(value, pa.ChunkedArray):
         return value.combine_chunks()
     if isinstance(value, pa.Array):

@@ -55,7 +55,7 @@ class Incident:
 
     event: Event
     back_s: float | None
-    """Seconds until it served again; None if it did not."""
+    """Seconds until the feeder served again; None if it did not."""
     before: float | None
     """The share of their time that ranks spent waiting before the incident; None if unknown. `after` is the share after
     the incident."""
@@ -157,7 +157,7 @@ class Analysis:
 
     @cached_property
     def pipeline(self) -> Pipeline | None:
-        """The input of the model of the pipeline; None until there are batches and their times."""
+        """The pipeline model's input; None until there are batches and their times."""
         sums, counts = self.times.sums, self.steady
         calls = counts.get("next_calls", 0)
         if calls <= 0 or not sums.count or not self.ranks:

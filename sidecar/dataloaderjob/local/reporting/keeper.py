@@ -115,9 +115,7 @@ class Keeper:
         builders that have ended."""
         total, cpu = Times(), dict(self._ended_cpu)
         for feeder, pid, path in timings.files(self._times_folder):
-            is_over = not Path(
-                f"/proc/{pid}"
-            ).exists()  # before the read, so that nothing is added afterwards
+            is_over = not Path(f"/proc/{pid}").exists()  # before the read: nothing is added afterwards
             if (times := timings.read(path)) is None:
                 continue
             cpu[feeder] = cpu.get(feeder, 0) + times.sums.cpu_ns

@@ -63,7 +63,7 @@ def watch(namespace: str, job: str, seconds: int) -> RunData:
 
 
 def _times(namespace: str, job: str) -> Times:
-    """Returns the times of individual batches in all feeder pods, as far as the pods report them."""
+    """Returns the times of individual batches in all feeder pods, if the pods report them."""
     total, silent = Times(), 0
     pods = _pods(namespace, SELECTOR.format(job, "feeder"))[:MOST_PODS]
     with ThreadPoolExecutor(PARALLEL) as pool:
