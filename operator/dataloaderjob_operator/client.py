@@ -77,7 +77,7 @@ class ApiClient:
         await self.api.close()
 
     async def read(self, namespace: str, key: Key) -> Manifest | None:
-        """Reads an object; None if it does not exist."""
+        """Reads an object. Returns None if it does not exist."""
         try:
             return await self._request("GET", _path(namespace, *key))
         except ApiError as exc:
@@ -188,7 +188,7 @@ class ApiClient:
         return await self._request(method, path, body, kind)
 
     async def get(self, path: str) -> Manifest:
-        """Reads the object or the list at a path."""
+        """Reads the object or list at a path."""
         return await self._request("GET", path)
 
     async def snapshot(self, path: str, **query: str) -> tuple[Sequence[Manifest], str]:

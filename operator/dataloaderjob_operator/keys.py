@@ -48,7 +48,7 @@ class NoRootKey(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Root keys."""
+    """The operator's root keys."""
 
     current: bytes
     """The root key for jobs that start now."""

@@ -139,7 +139,7 @@ class ErrorKind(StrEnum):
     SERVER = "server"
     """The API server failed (5xx)."""
     OTHER = "other"
-    """The API server answered with another code."""
+    """The API server answered with any other code."""
     BUG = "bug"
     """The operator itself failed; the log has the traceback."""
 

@@ -44,7 +44,7 @@ class Options:
     """The operator as a candidate for the Lease; None if it works without a Lease."""
     workers: int
     resync_s: float
-    """Interval between reconciles of an idle job."""
+    """Interval in seconds between reconciles of an idle job."""
     metrics_port: int
     """Port for metrics and probes; 0 for neither."""
     log_format: LogFormat

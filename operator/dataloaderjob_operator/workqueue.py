@@ -34,7 +34,7 @@ EVENT_WAIT_S = 5.0
 RESYNC_S = 600.0
 """Maximum interval in seconds between reconciles of an idle job."""
 MIN_INTERVAL_S = 0.05
-"""Minimum interval between two reconciles of a job, even if it requests a shorter one."""
+"""Minimum interval in seconds between two reconciles of a job, even if the job requests a shorter one."""
 FOLLOWING = 8
 """Number of places for keys that are taken in the order in which they become due, or a quarter of all places if that is
 more. Keys that go first have separate places, so users' changes do not hold up other keys."""
@@ -65,7 +65,7 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
         self._first: dict[K, None] = {}
-        """Keys that go before others, in order."""
+        """Keys that go before others, in the order in which they go."""
         self.latency_s = 0.0
         """Seconds for which the last key had been due when it was taken."""
         self._jitter = jitter or random.Random()  # noqa: S311  spreads retries, no secret

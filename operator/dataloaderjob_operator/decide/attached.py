@@ -23,11 +23,11 @@ from dataloaderjob_operator.decide.pod_troubles import first_trouble, lost_node,
 from dataloaderjob_operator.names import Role
 
 NO_PODS = "NoPods"
-"""The reason while no pod is attached."""
+"""The condition's reason while no pod is attached."""
 NOT_INJECTED = "NotInjected"
-"""The reason if a pod has the label but no sidecar."""
+"""The condition's reason if a pod has the label but no sidecar."""
 NOT_CONNECTED = "NotConnected"
-"""The reason if sidecars run but do not reach the supervisor."""
+"""The condition's reason if sidecars run but do not reach the supervisor."""
 CONNECTS_S = 60.0
 """Seconds after its start within which a sidecar must reach a supervisor. The kubelet takes up to a minute to propagate
 a new Secret to a running pod."""

@@ -42,7 +42,7 @@ _TELLING = (
 """Types of conditions, each with the status that explains why a job is not in its desired state. The first match is
 used."""
 _SAID = frozenset(stage.value for stage in Stage)
-"""Reasons that only repeat the phase."""
+"""Reasons that merely repeat the phase."""
 
 
 def conditions(

@@ -20,11 +20,11 @@ from dataloaderjob_operator.decide.observed import Observed, leaving, parse_time
 from dataloaderjob_operator.names import Role
 
 WAITS = "WaitsForRayCluster"
-"""The reason while the address of a RayCluster is not known."""
+"""The condition's reason while the address of a RayCluster is not known."""
 LOOKS = "LooksForRayCluster"
-"""The reason before the first lookup of a RayCluster, which takes a moment."""
+"""The condition's reason until the first lookup of a RayCluster has ended, which takes a moment."""
 DIFFERS = "RayVersionMismatch"
-"""The reason if the cluster has a different version of Ray, or a different minor version of Python."""
+"""The condition's reason if the cluster has a different version of Ray, or a different minor version of Python."""
 ENDS_S = 15.0
 """Maximum time in seconds for which the supervisor's pod is kept after the job's end. The supervisor answers within 5
 s, and Ray needs a few more seconds."""

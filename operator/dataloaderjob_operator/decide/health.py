@@ -57,7 +57,7 @@ REASONS = {
 MOVED_ON = frozenset({"Pulling", "Pulled", "Created", "Started", "SuccessfulCreate"})
 """Reasons of events that show that a pod or Job has recovered from an earlier problem."""
 WAITS = "WaitsForFeeders"
-"""The reason while trainers are not created because too few feeders serve."""
+"""The condition's reason while trainers are not created because too few feeders serve."""
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _NOISE = (
     (re.compile(r"\b[0-9a-f]{32,}\b"), "…"),
@@ -69,7 +69,7 @@ them."""
 
 @dataclass(frozen=True, slots=True)
 class ConditionState:
-    """A condition without its times."""
+    """The state of a condition, without its times."""
 
     holds: bool | None
     """True if the condition holds; None if unknown."""

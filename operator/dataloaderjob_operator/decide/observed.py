@@ -119,7 +119,7 @@ class Observed:
 
     job: DataLoaderJob
     status: DataLoaderJobStatus = field(default_factory=DataLoaderJobStatus)
-    """The last status written."""
+    """The last status that was written."""
     children: Mapping[Key, Manifest] = field(default_factory=dict)
     """Live objects that the job owns, except pods."""
     pods: tuple[Manifest, ...] = ()

@@ -25,7 +25,7 @@ class RayCluster:
 
     name: str
     address: str = ""
-    """host:port of the cluster's GCS; empty while unknown."""
+    """host:port of the cluster's GCS; empty while the address is unknown."""
     missing: str = ""
     """The missing object and the remedy; empty once the address is known."""
 

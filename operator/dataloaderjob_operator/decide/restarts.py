@@ -49,7 +49,7 @@ terminate."""
 
 
 class FailureKind(Enum):
-    """Kinds of failures of an attempt."""
+    """The kinds of an attempt's failures."""
 
     COUNTED = auto()
     IGNORED = auto()
@@ -101,7 +101,7 @@ def attempt_pods(observed: Observed) -> list[Pod]:
 
 
 def tally_of(observed: Observed) -> Tally:
-    """Returns the counts as last written."""
+    """Returns the counts that were last written."""
     found = observed.status.trainers
     return Tally(found.failures, found.disruptions, found.next_start)
 

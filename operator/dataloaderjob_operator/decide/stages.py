@@ -75,7 +75,7 @@ class StageResult:
     attempt: int = 0
     """The attempt to which the wanted trainers belong."""
     tally: Tally | None = None
-    """The new restart counts; None if unchanged."""
+    """The new restart counts; None if they are unchanged."""
     queue: ConditionState | None = None
     """The reason why the job is queued; None if it is not queued."""
 

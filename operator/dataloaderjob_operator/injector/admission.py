@@ -64,7 +64,7 @@ class ReviewAnswer:
 
     result: ReviewResult
     pod: Object | None = None
-    """The injected pod."""
+    """The pod with the sidecar; None if the pod was not injected."""
     message: str = ""
     code: int = FORBIDDEN
 
@@ -142,7 +142,7 @@ def unreadable(review: Review, why: str) -> ReviewAnswer:
 
 
 def response(review: Review, found: ReviewAnswer) -> dict[str, Any]:
-    """Builds the AdmissionReview to send back."""
+    """Builds the AdmissionReview to send in response."""
     allowed = found.result in (ReviewResult.INJECTED, ReviewResult.UNCHANGED)
     made: dict[str, Any] = {"uid": review.uid, "allowed": allowed}
     if not allowed:

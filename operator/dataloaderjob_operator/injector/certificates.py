@@ -40,7 +40,7 @@ class Renewal(Enum):
 
 
 class BadCertificates(Exception):
-    """Stored certificates cannot be read."""
+    """The stored certificates cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -85,7 +85,7 @@ class CertificateKeeper:
     namespace: str
     secret: str
     configuration: str
-    """Name of the MutatingWebhookConfiguration."""
+    """Name of the MutatingWebhookConfiguration that contains the bundle."""
     names: Sequence[str]
     """Names under which the API server reaches the injector."""
     context: ssl.SSLContext = field(default_factory=empty_context)

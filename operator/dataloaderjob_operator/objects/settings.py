@@ -75,7 +75,7 @@ class OperatorConfig:
     version: str
     """The operator's version."""
     sidecar_image: str
-    """Image for manifests that do not name one."""
+    """Sidecar image for manifests that do not name one."""
     root_key: bytes
     """Key from which jobs' keys are derived."""
     previous_root: bytes | None = None

@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 POD = "Pod"
 RETRY_S = 5.0
-"""Pause after a failed list or watch."""
+"""Pause in seconds after a failed list or watch."""
 GONE = 410
 """Status code of the response if the version from which to watch is too old. A new list solves this immediately."""
 

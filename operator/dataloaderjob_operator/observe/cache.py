@@ -46,7 +46,7 @@ _Parsed = tuple[DataLoaderJob, tuple[Problem, ...]]
 
 
 class Cache:
-    """Live objects, by the job that they belong to."""
+    """The live objects, by the job to which they belong."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -324,7 +324,7 @@ def _status(found: Any) -> DataLoaderJobStatus:
 
 
 def _leave_out(thing: Any, place: Sequence[str | int]) -> None:
-    """Removes the value at a place; if there is no such value, removes the value that should contain it."""
+    """Removes the value at a path. If there is no such value, removes the value that should contain it."""
     inside = thing
     for depth, step in enumerate(place[:-1]):
         try:

@@ -21,10 +21,10 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 MIN_INTERVAL_S = 1.0
-"""Minimum interval between two reads of an object, even if the job's pods change more often."""
+"""Minimum interval in seconds between two reads of an object, even if the job's pods change more often."""
 READS_PER_S = 20
-"""Maximum rate of reads over all jobs. With more than 200 jobs that follow an object, each object is read less
-often."""
+"""Maximum number of reads per second, over all jobs. With more than 200 jobs that follow an object, each object is read
+less often."""
 TICK_S = 0.5
 GONE_READS = 3
 """Number of consecutive reads without a result after which an object counts as missing. A user may delete and recreate

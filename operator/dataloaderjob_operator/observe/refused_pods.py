@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 15.0
 LISTS_PER_S = 4
-"""Maximum rate of lists. With jobs in more than 60 namespaces, each namespace is listed less often."""
+"""Maximum number of lists per second. With jobs in more than 60 namespaces, each namespace is listed less often."""
 TICK_S = 0.5
 MAX_REMEMBERED = 1000
 """Maximum number of refusals that are remembered for one namespace."""

@@ -40,7 +40,8 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 POLLS_PER_S = 60
-"""Maximum rate of polls of settled supervisors, over all jobs. With more than 600 jobs, each is polled less often."""
+"""Maximum number of polls of settled supervisors per second, over all jobs. With more than 600 jobs, each is polled
+less often."""
 UNSETTLED_PERIOD_S = 4.0
 """Interval in seconds between polls while feeders are starting, or a trainer has failed."""
 MIN_INTERVAL_S = 2.0
@@ -53,8 +54,8 @@ TICK_S = 0.5
 MAX_CONCURRENT = 64
 """Maximum number of concurrent polls. Each poll takes 0.5 ms of CPU time."""
 METRICS_PER_S = 2
-"""Maximum rate of reconciles that only update metrics, over all jobs. With more than 120 jobs, each job's metrics are
-written less often than once a minute."""
+"""Maximum number of reconciles per second that only update metrics, over all jobs. With more than 120 jobs, each job's
+metrics are written less often than once a minute."""
 RATES_SPAN_S = 8.0
 """Minimum time span over which rates are computed. Over a shorter span, single batches would dominate."""
 MAX_STATUS_NBYTES = 1024 * 1024
@@ -97,7 +98,7 @@ class _Status:
 
     status: SupervisorStatus
     readings: bytes
-    """Counters of the sidecars, packed."""
+    """The sidecars' counters, packed."""
 
 
 @dataclass(slots=True)

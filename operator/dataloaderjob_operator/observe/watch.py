@@ -33,7 +33,7 @@ CHUNK = 100
 IDLE_S = 0.5
 """Seconds for which kopf keeps an object's task after the object's last event."""
 RETRY_S = 5.0
-"""Pause after a failed list."""
+"""Pause in seconds after a failed list."""
 ENDS_S = 15.0
 """Seconds from a fatal error of a watch until the process is killed, so that the kubelet restarts it. kopf does not
 survive every error, and does not always return after one."""

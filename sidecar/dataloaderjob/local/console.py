@@ -39,7 +39,7 @@ MIN_LINES = 6
 """Minimum height of a table. With fewer lines, there is no room for a row of each kind, and only the title is shown."""
 NONE = "-"
 STYLES = {"ready": "green", "placing": "yellow", "draining": "yellow", "backoff": "red", "lost": "red"}
-"""The color of a feeder in each state."""
+"""The color in which a feeder's state is shown."""
 _MOVES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links
     r"|\x1b\[[0-?]*[ -/]*[@-ln-~]"  # all control sequences except colors
@@ -134,7 +134,7 @@ def _put(stream: TextIO, text: str) -> None:
 
 
 class FeederRow(NamedTuple):
-    """One feeder, as text."""
+    """One feeder, as the text of a row."""
 
     feeder: str
     state: str
@@ -143,7 +143,7 @@ class FeederRow(NamedTuple):
 
 
 class RankRow(NamedTuple):
-    """One trainer process and its pool, as text."""
+    """One trainer process and its pool, as the text of a row."""
 
     rank: str
     batches: str
@@ -156,7 +156,7 @@ class RankRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Contents of one run's table."""
+    """The contents of the table of one run."""
 
     title: str
     feeders: Sequence[FeederRow] = ()

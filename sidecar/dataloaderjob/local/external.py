@@ -30,11 +30,11 @@ class ExternalRay:
     """An existing Ray cluster."""
 
     address: str
-    """host:port of its GCS."""
+    """host:port of the cluster's GCS."""
     feeder_resources: Mapping[str, float]
     """Resources of one feeder, under Ray's names for them."""
     feeder_env: Mapping[str, str]
-    """The manifest's variables for user code."""
+    """Environment variables of the manifest for user code."""
     host: str = ""
     """Address of this machine's node, at which other nodes reach the supervisor; empty before the check."""
 

@@ -24,7 +24,7 @@ from dataloaderjob.local.children import Loop
 from dataloaderjob.providers.ray.node import NO_TASKS, RayNode, without_ray
 
 VITAL = ("gcs_server", "raylet")
-"""Processes without which a head is dead."""
+"""Processes without which a head cannot work."""
 UP_S = 120.0
 POLL_S = 0.05
 

@@ -40,7 +40,7 @@ HINTS: Mapping[tuple[str, str], str] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The command line."""
+    """The arguments of the command."""
 
     source: str
     """The file with pod templates; "-" for standard input."""
@@ -50,13 +50,13 @@ class Request:
     """Name of the job for pod templates that do not have the label. If None, only templates that have the label are
     injected."""
     sidecar_image: str = SIDECAR_IMAGE
-    """Image for manifests that name none."""
+    """Sidecar image for manifests that name none."""
     pull_secrets: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
-    """The new text."""
+    """The result: the text with all sidecars, and what was changed."""
 
     text: str
     changed: bool

@@ -276,11 +276,11 @@ class RunState(Enum):
 
 class RunEvent(Enum):
     SERVED = auto()
-    """The sidecar listens; trainers are started."""
+    """The sidecar listens, and the run starts its trainers."""
     OPENED = auto()
-    """The sidecar listens; others start trainers."""
+    """The sidecar listens, and others start the trainers."""
     FAILED = auto()
-    """A trainer ended with an error; others are alive."""
+    """A trainer ended with an error, but others are alive."""
     STOP = auto()
     """A signal arrived, a deadline passed, or the service broke."""
     GRACE = auto()

@@ -182,7 +182,7 @@ class RestartPolicy:
         return ended
 
     def due(self, now: float) -> list[Instruction]:
-        """Returns the restarts and ends that are due."""
+        """Returns the instructions to restart parts and to end old heads that are due."""
         instructions: list[Instruction] = []
         for part in self._parts.values():
             if now >= part.start_at:

@@ -56,7 +56,7 @@ class IdleShutdown:
     keep_s: float = 0.0
     """Seconds for which the service stays after its last script."""
     _last_pool: float | None = None
-    """Time when a pool was last seen."""
+    """Time at which a pool was last seen; None if there has been none."""
     _starter_gone: float | None = None
 
     def see(self, *, receivers: int | None, starter_alive: bool, now: float) -> bool:

@@ -25,7 +25,7 @@ class Difference:
     place: tuple[int, int]
     """Epoch and batch."""
     one: Recorded | None
-    """None if the first run has no such batch."""
+    """The batch of the first run; None if the run has no such batch."""
     other: Recorded | None
 
     @property

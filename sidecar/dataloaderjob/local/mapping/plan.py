@@ -21,10 +21,10 @@ class Work:
     function: str
     collate_fn: str | None
     rows: int
-    """Length of the dataset."""
+    """Number of rows: the length of the dataset."""
     batch_size: int
     rows_per_file: int
-    """A multiple of `batch_size`."""
+    """Number of rows in each file; a multiple of `batch_size`."""
 
     @property
     def num_parts(self) -> int:

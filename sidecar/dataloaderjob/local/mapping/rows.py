@@ -22,9 +22,9 @@ from dataloaderjob.making.fetcher import batch_seed, seed_batch, seed_generators
 from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
 
 INDEX = "index"
-"""The column that map adds to those of the function."""
+"""Name of the column with the row's index, which the map command adds to the function's columns."""
 RESULT = "result"
-"""The column for a function that returns one array, tensor or list."""
+"""Name of the column for a function that returns one array, tensor or list."""
 _SEED = 0
 REMEDY = (
     "return arrays or tensors of one shape and type, a list with one array per row if lengths differ, or a "

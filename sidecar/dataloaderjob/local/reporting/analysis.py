@@ -146,7 +146,7 @@ class Analysis:
 
     @property
     def is_heavy_tailed(self) -> bool:
-        """True if a few batches take much of the time."""
+        """True if a few batches take a large share of the build time."""
         return (
             self.tail is not None
             and self.tail.share > 0.25

@@ -20,7 +20,7 @@ from dataloaderjob.local.reporting.series import (
 
 Status = Mapping[str, Any]
 _TROUBLES = frozenset(Cause) - {Cause.STARTS, Cause.LOST}
-"""Causes that count as an event by themselves."""
+"""Causes that are reported as events of their own."""
 
 
 def found(at: float, before: Status, after: Status) -> Iterator[Event]:

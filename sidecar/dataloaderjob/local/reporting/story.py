@@ -27,7 +27,7 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table."""
+    """A table of a report."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -147,7 +147,7 @@ def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _lines(found: Analysis) -> Iterator[str]:
-    """Yields sentences about what happened, in order."""
+    """Yields sentences about the course of a run, from its start to its end."""
     if not found.data.is_watched:
         yield from _start(found)
     for number, incident in enumerate(found.incidents[:MOST_STORY], 1):
