@@ -1,5 +1,5 @@
-"""The reports about attached pods, sent as events. They concern pods that attach or leave, and pods whose job does not
-exist or does not accept pods."""
+"""The reports about attached pods, sent as events. They concern pods that attach or leave, and pods that name a job
+that does not exist or does not accept pods."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class EventRecorder:
-    """The sender of the events of jobs, which keeps within each job's budget."""
+    """The sender of the events of jobs, which are limited by each job's budget."""
 
     api: ApiClient
     now: Callable[[], datetime]

@@ -71,7 +71,7 @@ class ReviewAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The injector's settings for all jobs, the same as the operator's."""
+    """The injector's settings for all jobs, which match the operator's settings."""
 
     sidecar_image: str
     pull_secrets: tuple[str, ...] = ()

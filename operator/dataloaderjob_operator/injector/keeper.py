@@ -36,7 +36,7 @@ log = logging.getLogger(__name__)
 
 CHECK_S = 60.0
 ROLLING_S = 2.0
-"""Interval between checks while a new certificate waits to be served."""
+"""Interval in seconds between checks while a new certificate waits to be served."""
 SETTLE_S = 10.0
 """Seconds to wait for the API servers to read a new bundle. Their watches deliver the bundle within a second."""
 RETRY_S = 5.0

@@ -126,7 +126,7 @@ TRANSITIONS: dict[tuple[Activity, Change], Activity] = {
     (Activity.IDLE, Change.ATTACHED): Activity.BUSY,
     (Activity.IDLE, Change.SCALED): Activity.BUSY,
 }
-"""A pair that is not listed changes nothing."""
+"""A pair of state and change that is not listed has no effect."""
 
 
 class Idleness:

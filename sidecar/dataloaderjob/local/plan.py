@@ -304,7 +304,7 @@ TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.ENDING, RunEvent.ALL_ENDED): RunState.OVER,
     (RunState.KILLING, RunEvent.ALL_ENDED): RunState.OVER,
 }
-"""A pair that is not listed changes nothing."""
+"""A pair of state and event that is not listed has no effect."""
 GRACE_S = {RunState.FAILING: FAILING_GRACE_S, RunState.ENDING: ENDING_GRACE_S}
 """Longest duration of a state, in seconds; the other states have no limit."""
 

@@ -52,7 +52,7 @@ TRANSITIONS: dict[tuple[ServiceState, ServiceEvent], ServiceState] = {
     (ServiceState.STARTING, ServiceEvent.ENDED): ServiceState.ABSENT,
     (ServiceState.UP, ServiceEvent.ENDED): ServiceState.ABSENT,
 }
-"""A pair that is not listed changes nothing, because the event arrived late."""
+"""A pair of state and event that is not listed has no effect, because the event arrived late."""
 
 
 @dataclass(frozen=True, slots=True)
