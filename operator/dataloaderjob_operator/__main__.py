@@ -43,18 +43,18 @@ from dataloaderjob_operator.workqueue import Workers
 log = logging.getLogger("dataloaderjob_operator")
 
 CHILD_S = 0.3
-"""Delay in seconds between a change to a child, or to the supervisor's report, and the reconcile. The same reconcile
-covers further changes during the delay."""
+"""Delay in seconds between a change to a child, or to the supervisor's report, and the reconcile. Further changes
+during the delay are covered by the same reconcile."""
 MAX_CALLS = 25_000
 """Recursion limit. A job may be nested 10,000 levels deep, and copying it takes two calls per level. A job that kopf
 could not read or copy would end the watch of all jobs. JSON nested 60,000 levels deep fits a thread's stack."""
 CLOSING_S = 2.0
-"""Seconds that kopf's generators have to close. Closing a generator ends its request to the API server."""
+"""Seconds within which kopf's generators must close. Closing a generator ends its request to the API server."""
 _CLOSING = "async_generator_athrow"
 """CPython's name for the type that an asynchronous generator's `aclose()` returns."""
 _QUIET_TURNS = 5
-"""Number of consecutive turns of the event loop without a closing task, after which no more will follow. A generator
-that another generator iterates over is closed two turns after the outer one."""
+"""Number of consecutive iterations of the event loop without a closing task after which no further closing tasks are
+expected. A generator that another generator iterates over is closed two iterations after the outer one."""
 
 
 def read_root(path: Path) -> bytes:
@@ -76,8 +76,8 @@ def read_roots(options: Options) -> keys.Roots | None:
 
 
 async def run(options: Options, roots: keys.Roots | None) -> None:
-    """Runs until a signal arrives. Raises CancelledError if the signal arrives before the initial list is complete.
-    Raises NoRootKey."""
+    """Runs the operator until a signal arrives. Raises CancelledError if the signal arrives before the initial list is
+    complete. Raises NoRootKey."""
     metrics = Metrics()
     requests = Requests(Cache(), watch.list_paths(options.namespaces))
     health = ProcessHealth(watches=requests.open, expected=requests.expected)
@@ -116,7 +116,7 @@ async def close_generators() -> None:
 async def _turn(
     candidate: election.Candidate | None, client: ApiClient, metrics: Metrics, health: ProcessHealth
 ) -> AsyncIterator[None]:
-    """Waits until it is this operator's turn to work."""
+    """Waits until this operator holds the Lease. Does not wait if there is no candidate."""
     if candidate is None:
         metrics.leader.set(1)
         yield
@@ -182,7 +182,7 @@ async def reconcile_all(
     await attached.prime()
     health.listed = True
     gc.collect()
-    gc.freeze()  # a collection that visits the objects of 1,000 jobs blocks the loop for 0.2 s
+    gc.freeze()  # a garbage collection that visits the objects of 1,000 jobs blocks the loop for 0.2 s
     settings = kopf.OperatorSettings()
     watch.configure(settings)
     watching = kopf.operator(

@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 2.0
 CHECK_S = 60.0
-"""Time for which a list of a namespace's HorizontalPodAutoscalers is reused."""
+"""Seconds for which a list of a namespace's HorizontalPodAutoscalers is reused."""
 CANNOT_CHECK = "cannot list HorizontalPodAutoscalers, so one may be scaling this job"
 
 
@@ -40,7 +40,7 @@ class _Job:
 
 
 class Autoscalers:
-    """The policies of all jobs in `Auto` mode. `run` acts until it is cancelled."""
+    """The policies of all jobs in `Auto` mode. `run` scales the jobs until it is cancelled."""
 
     def __init__(
         self,
@@ -51,17 +51,17 @@ class Autoscalers:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`supervisor` returns a job's last report, and `version` its resourceVersion. `changed` is called for a job
-        whose report is new."""
+        """`supervisor` returns a job's last report, and `version` its resourceVersion. `changed` is called with the key
+        of each job that has a new report."""
         self._api, self._supervisor, self._version, self._changed = api, supervisor, version, changed
         self._clock = clock
         self._jobs: dict[JobKey, _Job] = {}
         self._others: dict[str, tuple[float, Mapping[str, str] | None]] = {}
-        """The last list of each namespace's autoscalers: the time of the request, and the name of each job's
-        autoscaler. None replaces the names if the request failed."""
+        """The last list of each namespace's autoscalers: the time of the request, and the autoscalers' names by the job
+        that each scales. The names are None if the request failed."""
 
     def want(self, key: JobKey, target: ScalingTarget | None) -> None:
-        """Sets the job's current state. None means that the job must not be scaled."""
+        """Sets the job's current target. None means that the job must not be scaled."""
         if target is None:
             self._jobs.pop(key, None)
         elif (job := self._jobs.get(key)) is None:
@@ -78,7 +78,7 @@ class Autoscalers:
             await asyncio.sleep(TICK_S)
 
     async def tick(self) -> None:
-        """Evaluates the policies that are due."""
+        """Evaluates the policy of each job that is due."""
         for key, job in list(self._jobs.items()):
             now = self._clock()
             if job.due > now:
@@ -116,7 +116,8 @@ class Autoscalers:
             self._changed(key)
 
     async def _autoscalers(self, namespace: str, now: float) -> Mapping[str, str] | None:
-        """Returns the names of autoscalers by the job that they target; None if they cannot be listed."""
+        """Returns the names of the namespace's HorizontalPodAutoscalers, by the job that each targets; None if they
+        cannot be listed."""
         at, known = self._others.get(namespace, (float("-inf"), None))
         if now - at < CHECK_S and known is not None:
             return known

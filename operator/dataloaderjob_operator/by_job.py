@@ -1,6 +1,7 @@
 """A cache for values that are built from one job. Pure.
 
-A job that changes is reconciled several times within seconds, and building its children took a third of each reconcile.
+A job that changes is reconciled several times within seconds. Without the cache, building its children took a third of
+the time of each reconcile.
 """
 
 from __future__ import annotations
@@ -39,8 +40,7 @@ def cached_by_job(
     make: Callable[Concatenate[DataLoaderJob, P], R],
 ) -> Callable[Concatenate[DataLoaderJob, P], R]:
     """Caches the results of `make` for the RECENT most recently used jobs. Callers must not modify the results. The
-    arguments after the job are positional, and are compared by value.
-    """
+    arguments after the job must be positional, and are compared by value."""
 
     @lru_cache(RECENT)
     def made(given: _Given) -> R:

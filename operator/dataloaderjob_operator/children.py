@@ -1,9 +1,9 @@
 """The writer that creates, changes and deletes the children of jobs on the API server. It uses server-side apply, and
 remembers a refusal until the API server accepts the child.
 
-Before a job has any pods, the children built from the user's templates are tried in a dry run. Then a pod of each is
-tried as well, because LimitRanges and Pod Security check only pods. If one is refused, nothing is created, so no head
-or feeder waits for trainers that cannot exist.
+Before a job has any pods, the children built from the user's templates are applied as a dry run. A pod from each
+template is then created as a dry run as well, because LimitRanges and Pod Security check only pods. If the API server
+refuses any of them, nothing is created, so no head or feeder waits for trainers that cannot exist.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ log = logging.getLogger(__name__)
 FOR_GOOD = frozenset({400, 403, 422})
 """Status codes of errors that a retry cannot fix; these errors are reported to the user."""
 NOT_OURS = "NotOurs"
-"""The operator's own error reason for a child whose name belongs to another object. Other conflicts are temporary."""
+"""The operator's own error reason for a child with a name that another object already has. Other conflicts are
+temporary."""
 NOT_TYPED = (
     "field not declared in schema",
     "failed to create typed patch object",
@@ -95,8 +96,8 @@ class ChildWriter:
         self, key: JobKey, observed: Observed, wanted: Sequence[Manifest], *, later: Sequence[Manifest] = (),
         begun: bool,
     ) -> bool:  # fmt: skip
-        """Applies children that are missing or differ. `later`: children that are tried together with `wanted` but not
-        created yet. `begun`: the job has a child with pods. Returns True if anything was written.
+        """Applies children that are missing or differ. `later`: children that are included in the dry run but not
+        created yet. `begun`: True if the job already has a child with pods. Returns True if anything was written.
 
         Raises the first ApiError, after applying all other children. If the API server refuses a dry run, nothing is
         applied.
@@ -133,7 +134,7 @@ class ChildWriter:
                 if refusals.NO_DRY_RUN in exc.message:
                     continue
                 if await self.api.read(key[0], key_of(manifest)) is not None:
-                    continue  # the apply will find out who owns it
+                    continue  # applying it will show who owns it
                 self._note(key, job, manifest, exc)
                 first = first or exc
         if first is not None:
@@ -150,14 +151,14 @@ class ChildWriter:
             ) from exc
 
     def _note(self, key: JobKey, job: DataLoaderJob, manifest: Manifest, error: ApiError) -> None:
-        """Remembers a refusal. Raises the error if the API server accepts nothing at all."""
+        """Remembers a refusal. Raises the error if the API server accepts no requests at the moment."""
         if error.code in NOT_NOW:
             raise error
         known = self.refusals[key].get(key_of(manifest))
         times = 1 if known is None else known.times + 1
         for_good = error.code in FOR_GOOD or error.reason == NOT_OURS
         for_good = for_good or any(words in error.message for words in NOT_TYPED)
-        if known is not None and known.reported and not for_good:  # it says more than a temporary error
+        if known is not None and known.reported and not for_good:  # more informative than a temporary error
             known.times = times
             return
         text = refusals.explain(error.message, manifest, job)
@@ -194,7 +195,7 @@ class ChildWriter:
 
     async def _unobserved(self, namespace: str, child: Key, wanted: Manifest) -> Manifest | None:
         """Reads a child that no watch has reported, perhaps because it is new. Raises ApiError if the child belongs to
-        someone else, because applying it would take it over."""
+        someone else, because applying the manifest would take over that child."""
         found = await self.api.read(namespace, child)
         if found is None:
             return None

@@ -1,4 +1,4 @@
-"""Requests to the API server, as JSON. This module interprets the responses, and decides nothing else."""
+"""Requests to the API server, as JSON. This module interprets the responses, but makes no further decisions."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ from dataloaderjob_operator.write_gate import WriteGate
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml; charset=utf-8"
-"""The charset makes the client library send the body unchanged. Without it, the library sends JSON in ASCII. The API
-server then refuses every character beyond U+FFFF, because it accepts escapes for them only in bodies declared as
-JSON."""
+"""The content type of server-side apply. Its charset makes the client library send the body unchanged. Without the
+charset, the library sends JSON in ASCII. The API server then refuses every character beyond U+FFFF, because it accepts
+escapes for these characters only in bodies declared as JSON."""
 MERGE = "application/merge-patch+json"
 TIMEOUT_S = 30.0
 CHUNK = 100
@@ -52,7 +52,7 @@ class ApiError(Exception):
 
 @dataclass(slots=True)
 class ApiClient:
-    """Requests over HTTP. Methods that read or write raise ApiError."""
+    """A client that sends requests over HTTP. Methods that read or write raise ApiError."""
 
     api: kubernetes.ApiClient
     writes: int = 0
@@ -62,7 +62,8 @@ class ApiClient:
 
     @classmethod
     async def connect(cls, metrics: Metrics | None = None) -> ApiClient:
-        """Creates a client that uses the service account if it runs in a pod, and the kubeconfig otherwise."""
+        """Creates a client that uses the service account if this process runs in a pod, and the kubeconfig
+        otherwise."""
         configuration = kubernetes.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
@@ -76,7 +77,7 @@ class ApiClient:
         await self.api.close()
 
     async def read(self, namespace: str, key: Key) -> Manifest | None:
-        """Reads an object; None if it does not exist."""
+        """Reads an object. Returns None if it does not exist."""
         try:
             return await self._request("GET", _path(namespace, *key))
         except ApiError as exc:
@@ -114,7 +115,7 @@ class ApiClient:
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:
         """Applies a job's status. Returns the whole job. Raises ApiError with 409 if the job has a different
-        resourceVersion, for instance because it was recreated."""
+        resourceVersion, for instance because the job was recreated."""
         body = {
             "apiVersion": API_VERSION, "kind": KIND,
             "metadata": {"name": name, "namespace": namespace, "resourceVersion": version}, "status": dict(status),
@@ -122,8 +123,8 @@ class ApiClient:
         return await self._apply("apply_status", body, below="/status", fieldManager=f"{MANAGER}-status")
 
     async def delete(self, namespace: str, key: Key, uid: str = "") -> Manifest | None:
-        """Deletes an object with foreground propagation, if it has this uid. Returns the object if it still exists
-        while it is being deleted; None if it is gone."""
+        """Deletes an object with foreground propagation, if it has this uid. Returns the object while its deletion is
+        in progress; None if it is gone."""
         kind = key[0]
         try:
             how = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid} if uid else {}}
@@ -173,7 +174,7 @@ class ApiClient:
         await self._write((KIND, "scale"), "PATCH", path, body, MERGE, fieldManager=MANAGER)
 
     async def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
-        """Yields all objects of a kind. It requests them page by page."""
+        """Yields all objects of a kind, which are requested page by page."""
         while True:
             page = await self._request("GET", path, **query)
             for item in page["items"]:
@@ -183,16 +184,15 @@ class ApiClient:
             query = {**query, "continue": rest}
 
     async def request(self, method: str, path: str, body: Any = None, kind: str = JSON) -> Manifest:
-        """Sends a request about an object that does not belong to a job. Returns the object in the
-        response."""
+        """Sends a request about an object that does not belong to a job. Returns the object from the response."""
         return await self._request(method, path, body, kind)
 
     async def get(self, path: str) -> Manifest:
-        """Reads the object or the list at a path."""
+        """Reads the object or list at a path."""
         return await self._request("GET", path)
 
     async def snapshot(self, path: str, **query: str) -> tuple[Sequence[Manifest], str]:
-        """Lists all objects of a kind. Returns them, and the version from which a watch can continue."""
+        """Lists all objects of a kind. Returns the objects, and the resourceVersion from which a watch can continue."""
         items, query = list[Manifest](), {"limit": str(CHUNK), **query}
         while True:
             page = await self._request("GET", path, **query)
@@ -272,7 +272,7 @@ class ApiClient:
 
 
 def _event(line: bytes) -> Manifest:
-    """Parses an event of a watch. Raises ApiError if it reports an error."""
+    """Parses an event of a watch. Raises ApiError if the event reports an error."""
     event = dict(json.loads(line))
     if event.get("type") == "ERROR":
         status = event.get("object") or {}
@@ -281,7 +281,7 @@ def _event(line: bytes) -> Manifest:
 
 
 def apply_body(value: Any) -> bytes:
-    """Returns JSON that means the same when read as YAML.
+    """Returns JSON that has the same meaning when it is parsed as YAML.
 
     The API server reads the body of a server-side apply as YAML. JSON is a subset of YAML except in strings. In
     strings, YAML rejects escaped surrogate pairs and some unescaped characters, and it turns unusual line endings into

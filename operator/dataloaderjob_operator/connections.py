@@ -1,6 +1,5 @@
 """The connections to the operator's port for probes and metrics. Their number is limited, and each has a few seconds
-for one request. aiohttp itself would keep a connection whose request never completes.
-"""
+for one request. aiohttp itself would keep a connection open even if its request never completes."""
 
 from __future__ import annotations
 
@@ -14,8 +13,8 @@ from dataloaderjob.core.crowds import Crowds
 from dataloaderjob.core.sockets import EVERYWHERE, listen
 
 TIMEOUT_S = 5.0
-"""Seconds that a request and its response may take. By default, probes have a timeout of one second. Formatting the
-metrics takes 10 ms."""
+"""Seconds that a request and its response may take. Kubernetes' probes time out after one second by default. Formatting
+the metrics takes 10 ms."""
 MAX_CONNECTIONS = 512
 """Maximum number of open connections. Beyond it, the oldest connection from the address with the most connections is
 closed."""
@@ -50,7 +49,7 @@ class Connections:
         self._open.add(address, _Connection(transport, address, now + TIMEOUT_S))
 
     def sweep(self, now: float) -> None:
-        """Forgets connections that have ended, and closes those that are late."""
+        """Forgets connections that have ended, and closes those that have exceeded TIMEOUT_S."""
         for connection in list(self._open):
             if connection.transport.is_closing() or connection.deadline <= now:
                 self._end(connection)
@@ -66,7 +65,7 @@ class Connections:
 
 @contextlib.asynccontextmanager
 async def served(port: int, protocol: Callable[[], asyncio.Protocol]) -> AsyncIterator[int]:
-    """Serves `protocol` on a port of all addresses. Yields the port. Raises OSError."""
+    """Serves `protocol` on a port of every address. Yields the port number. Raises OSError."""
     sock = listen(EVERYWHERE, port, backlog=BACKLOG)
     sock.setblocking(False)
     made = Connections()

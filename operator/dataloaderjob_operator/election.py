@@ -3,9 +3,9 @@ active.
 
 The client library implements the protocol: who holds the Lease, and for how long without a renewal. This module adds
 the rest. A request that hangs or fails counts as a failed attempt. An operator that exits releases the Lease, so that
-its successor need not wait. An operator that cannot renew the Lease in time writes nothing until it holds the Lease
-again, and resumes if no other operator held it in the meantime. An operator that finds another holder exits
-immediately. A stalled control plane therefore does not end an operator that works alone.
+its successor need not wait. An operator that finds another holder exits immediately. An operator that cannot renew the
+Lease in time writes nothing until it holds the Lease again, and resumes if no other operator held it in the meantime. A
+stalled control plane therefore does not end an operator that works alone.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ class Timing:
     """The timing of the election, in seconds. The defaults are those of Kubernetes' own components (client-go)."""
 
     lease_s: int = 15
-    """Time without a renewal after which another operator takes the Lease, in whole seconds, as the Lease stores it."""
+    """Time without a renewal after which another operator takes the Lease. It is in whole seconds, as in the Lease
+    itself."""
     renew_s: float = 10.0
     """Time without a renewal after which an operator stops writing. It is shorter than `lease_s`, so an operator stops
     before another one starts."""
@@ -59,12 +60,13 @@ class Timing:
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """An operator and the Lease that it wants to hold."""
+    """An operator, and the Lease that it wants to hold."""
 
     namespace: str
     lease: str
     identity: str
-    """Usually the pod's name. A restarted container then keeps its predecessor's Lease."""
+    """Name of the operator in the Lease, usually the pod's name. A restarted container then keeps its predecessor's
+    Lease."""
     timing: Timing = Timing()
 
 

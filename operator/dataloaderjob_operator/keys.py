@@ -1,12 +1,12 @@
-"""The storage of keys. The operator keeps its root key in a Secret that it creates in its own namespace. It only
-creates the Secrets of jobs, and never reads them.
+"""The storage of keys. The operator keeps its root key in a Secret that it creates in its own namespace. It creates the
+Secrets of jobs, but never reads them.
 
-The name of a job's Secret contains the job's uid, so a conflict means that the job's own Secret exists. Pods need this
-Secret only when they start, and a deleted Secret is recreated before a starting pod can miss it.
+The name of a job's Secret contains the job's uid, so a name conflict means that the job's own Secret already exists.
+Pods need this Secret only when they start, and a deleted Secret is recreated in time for them.
 
-The Secret of attached pods, however, is named after the job alone. A conflict may then concern a Secret that someone
-else created, or the Secret of an earlier job, which the garbage collector is about to remove. The operator therefore
-retries while the job is new, and while sidecars run without reaching the supervisor.
+The Secret of attached pods, however, is named after the job alone. A name conflict may therefore be with a Secret that
+someone else created, or with the Secret of an earlier job, which the garbage collector is about to remove. For this
+reason, the operator retries while the job is new, and while sidecars run without reaching the supervisor.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ log = logging.getLogger(__name__)
 ROOT_FIELD = "root"
 """Field of the Secret that holds the root key."""
 PREVIOUS_FIELD = "previous"
-"""Field of that Secret with the root key of running jobs, during a rotation of the root key."""
+"""Field of that Secret that holds the root key of running jobs during a rotation of the root key."""
 NEW_ROOT_NBYTES = 48
 RETRY_S = 5.0
 AGAIN_S = 10.0
-"""Minimum interval between two attempts to create a job's Secret while the same pods start."""
+"""Minimum interval in seconds between two attempts to create a job's Secret while the same pods start."""
 NEW_S = 300.0
 """Seconds after a job's creation during which the Secret of an earlier job of the same name may still exist."""
 
@@ -48,10 +48,10 @@ class NoRootKey(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Roots:
-    """Root keys."""
+    """The operator's root keys."""
 
     current: bytes
-    """The root key of jobs that start."""
+    """The root key for jobs that start now."""
     previous: bytes | None = None
     """The root key of jobs that started before the current one existed."""
 
@@ -113,10 +113,10 @@ class SecretAttempt:
     at: float
     """Time of the attempt in seconds, by a monotonic clock."""
     placed: frozenset[str]
-    """Uids of the pods that had a node by then. The Secret that they mount was created before this attempt, or by
+    """Uids of the pods that had a node by that time. The Secret that they mount was created before this attempt, or by
     it."""
     made: bool = True
-    """True if an attempt of this operator created the Secret."""
+    """True if this operator created the Secret, in this attempt or an earlier one."""
 
 
 @dataclass(slots=True)
@@ -151,8 +151,8 @@ class JobSecrets:
         return made
 
     def _doubted(self, observed: Observed, *, made: bool) -> bool:
-        """Returns True if the Secret of attached pods may not be this job's. `made`: True if this operator created
-        it."""
+        """Returns True if the Secret of attached pods might not belong to this job. `made`: True if this operator
+        created the Secret."""
         sidecars = observed.status.condition(ConditionType.SIDECARS_READY)
         if sidecars is not None and sidecars.reason == NOT_CONNECTED:
             return True

@@ -1,11 +1,11 @@
-"""The kinds of objects that the operator handles, one row each. A row states the kind's path in the API, how the
+"""The kinds of objects that the operator handles, one row each. A row specifies the kind's path in the API, how the
 operator learns of changes, how a live object is compared with the wanted one, and which parts the cache keeps. Pure.
 
-To add a kind of child, or a watch, add a row here and its rights to the chart's `dataloaderjob.rules`.
+To add a kind of child, or a watch, add a row here, and add its permissions to the chart's `dataloaderjob.rules`.
 
 The operator sends nothing if a live object already matches the wanted one. The API server fills in defaults and
 normalizes quantities, and other parties own fields of the same object. The comparison therefore checks only that each
-field set by the operator has the operator's value.
+field that the operator sets has the operator's value.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Source(Enum):
 
     WATCH = auto()
     NONE = auto()
-    """The operator only creates such objects and never reads them. Creating one that exists is a conflict."""
+    """The operator creates such objects but never reads them. Creating an object that exists fails with a conflict."""
     LOOKUP = auto()
     """The operator lists such objects on demand, when a decision about another object needs them."""
 
@@ -124,7 +124,7 @@ class ObjectKind:
 
 class Packed(Mapping[str, Any]):
     """A part of an object, kept as JSON text, which takes a quarter of the parsed part's memory. Each access parses the
-    text. This suits parts that are compared after a change, and are otherwise seldom read."""
+    text. This suits parts that are compared after a change, but are seldom read otherwise."""
 
     __slots__ = ("_text",)
 
@@ -194,7 +194,7 @@ def _only(thing: Object, names: Sequence[str]) -> dict[str, Any]:
 
 
 def _interned(value: Any, *, shared: bool = False) -> Any:
-    """Interns the strings of a value. `shared`: other objects have the same strings."""
+    """Interns the strings in a value. `shared`: True if other objects have the same strings."""
     if isinstance(value, Packed):
         return value
     if isinstance(value, Mapping):
@@ -250,7 +250,7 @@ def digest(part: Any) -> str:
 
 
 def sealed(desired: Manifest) -> Manifest:
-    """Adds the manifest's own hash to it."""
+    """Returns the manifest with its own hash in an annotation."""
     metadata = desired["metadata"]
     annotations = {**metadata.get("annotations", {}), ANNOTATION_APPLIED: digest(desired)}
     return {**desired, "metadata": {**metadata, "annotations": annotations}}
@@ -266,14 +266,14 @@ def manifest_to_send(desired: Manifest, live: Mapping[str, Any] | None) -> Manif
     wanted = sealed(desired)
     if compared is Comparison.EXACT and any(live["spec"].get(k) != v for k, v in desired["spec"].items()):
         return wanted
-    # Listed objects have neither.
+    # Listed objects have neither of these fields.
     ours = {name: value for name, value in wanted.items() if name not in ("apiVersion", "kind")}
     return None if covers(live, ours) else wanted
 
 
 def keep_template(desired: Manifest, live: Mapping[str, Any]) -> Manifest:
-    """Returns the manifest. If another version of the operator made the live template, and the user's part is the same,
-    the manifest contains the live template, so that the pods are kept."""
+    """Returns the manifest. If another version of the operator built the live template, and the user's part is the
+    same, the returned manifest contains the live template, so that the pods are kept."""
     ours, theirs = (_template(thing) for thing in (desired, live))
     if ours is None or theirs is None:
         return desired

@@ -34,14 +34,14 @@ from dataloaderjob_operator.connections import served
 OF_KOPF = ("k8s_ref", "k8s_skip", "settings")
 """Attributes that kopf adds to log records; `settings` is one of its own objects."""
 _LINES = ("exc_info", "stack_info")
-"""Fields of log records that may have several lines."""
+"""Fields of log records that may contain several lines."""
 _ABOUT: ContextVar[Mapping[str, object] | None] = ContextVar("about", default=None)
 PREFIX = "dataloaderjob_operator"
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Buckets of histograms. A reconcile that writes nothing takes milliseconds. With a slow API server, a reconcile can
-take minutes."""
+"""Buckets of histograms, in seconds. A reconcile that writes nothing takes milliseconds. With a slow API server, a
+reconcile can take minutes."""
 WITHOUT_WATCHES_S = 300.0
-"""Seconds for which a watch may be closed, while kopf tries to reach the API server, before the process should be
+"""Seconds for which a watch may be closed while kopf tries to reach the API server. After that, the process should be
 restarted."""
 PULSE_S = 1.0
 MAX_LINE_NBYTES = 4096
@@ -56,7 +56,7 @@ class LogFormat(StrEnum):
 
 @contextlib.contextmanager
 def about_job(namespace: str, job: str) -> Iterator[None]:
-    """Marks all log records inside the context as being about this job."""
+    """Marks all log records inside the context as concerning this job."""
     token = _ABOUT.set({"job": job, "namespace": namespace})
     try:
         yield
@@ -108,7 +108,8 @@ class _TextFormatter(LineFormatter):
 
 
 def mark_record(record: logging.LogRecord) -> bool:
-    """Adds to a log record the job that the record is about."""
+    """Adds to a log record the job or other object that the record concerns. Always returns True, because this filter
+    drops no records."""
     fields: dict[str, object] = dict(_ABOUT.get() or {})
     ref = getattr(record, "k8s_ref", None)
     if isinstance(ref, Mapping):
@@ -138,7 +139,7 @@ class ErrorKind(StrEnum):
     SERVER = "server"
     """The API server failed (5xx)."""
     OTHER = "other"
-    """The API server answered with another code."""
+    """The API server answered with any other code."""
     BUG = "bug"
     """The operator itself failed; the log has the traceback."""
 
@@ -217,7 +218,7 @@ class Metrics:
         phases: Callable[[], Mapping[str, int]],
         loaders: Callable[[], Iterable[tuple[tuple[str, str], Mapping[str, object]]]],
     ) -> None:
-        """Adds the metrics that need the assembled operator. Call it once."""
+        """Adds the metrics that depend on other parts of the operator. Must be called only once."""
         self.build.info({"version": version, "kopf": kopf, "python": platform.python_version()})
         self.registry.register(_State(phases, loaders, self._received))
         prometheus_client.disable_created_metrics()
@@ -300,7 +301,7 @@ class ProcessHealth:
     listed: bool = False
     """True once everything has been listed and the operator makes decisions."""
     stands_by: bool = False
-    """True while another operator works and this one is ready to take over."""
+    """True while another operator is active and this one is ready to take over."""
     _full_at: float | None = None
 
     def not_alive(self, now: float) -> str:
@@ -375,7 +376,7 @@ def _app(metrics: Metrics, health: ProcessHealth) -> web.Application:
 
 
 def _last(response: web.Response) -> web.Response:
-    """Makes the server close the connection after the response, because kopf waits for all tasks of this loop before it
-    exits."""
+    """Makes the server close the connection after the response, because kopf waits for all tasks of this event loop
+    before it exits."""
     response.force_close()
     return response

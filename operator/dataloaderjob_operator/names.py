@@ -1,5 +1,5 @@
 """Names, labels and metadata of a job's children, and the job's derived keys. Pure. The same job always has the same
-names and keys, so nothing is created twice, and a deleted Secret is recreated with the same bytes.
+names and keys, so that nothing is created twice, and a deleted Secret is recreated with the same bytes.
 
 A key is the HMAC-SHA256 of a label and the job's uid under the operator's root key. A job's key reveals nothing about
 the root key or other jobs' keys.
@@ -20,7 +20,7 @@ from dataloaderjob.api.injection import attachment as attachment
 from dataloaderjob.api.pods import WorkloadMetadata
 
 MANAGER = "dataloaderjob-operator"
-"""Field manager of everything that the operator applies."""
+"""Name of the field manager of all fields that the operator applies."""
 LABEL_JOB = "dataloading.dev/job"
 LABEL_ROLE = "dataloading.dev/role"
 LABEL_ATTEMPT = "dataloading.dev/attempt"
@@ -28,7 +28,7 @@ LABEL_ATTEMPT = "dataloading.dev/attempt"
 ANNOTATION_TEMPLATE = "dataloading.dev/template"
 """Hash of the user's part of a pod template. Pods are replaced only when it changes."""
 ANNOTATION_MADE_BY = "dataloading.dev/made-by"
-"""Version of the operator that made the pod template."""
+"""Version of the operator that built the pod template."""
 LABEL_INJECT = LABEL
 ROOT_NBYTES = 32
 
@@ -42,8 +42,8 @@ class Role(StrEnum):
 
 
 def unique(namespace: str, job: str, uid: str) -> str:
-    """Returns the job's name on its connections. The name is unique, even if an earlier job had the same object
-    name."""
+    """Returns the name that identifies the job on its connections. The name is unique, even if an earlier job had the
+    same object name."""
     return f"{namespace}/{job}/{uid}"
 
 
@@ -59,8 +59,8 @@ def certificate_secret(job: str, uid: str, root: bytes, generation: int) -> str:
 
 
 def is_attached_secret(job: str, name: str) -> bool:
-    """Returns True if a job's Secret is for sidecars in attached pods. An earlier job may have had a Secret of this
-    name."""
+    """Returns True if `name` is the name of a job's Secret for sidecars in attached pods. An earlier job may have had a
+    Secret of the same name."""
     return name == attachment(job) or name.startswith(f"{attachment(job)}-tls-")
 
 
@@ -90,12 +90,13 @@ def feeders(job: str) -> str:
 
 
 def trainers(job: str, attempt: int) -> str:
-    """Returns the name of the Indexed Job. The host names of its pods append a hyphen and the replica's number."""
+    """Returns the name of the Indexed Job. Each of its pods has this name, a hyphen and the replica's number as its
+    host name."""
     return f"{trainers_stem(job)}-{attempt}"
 
 
 def trainers_stem(job: str) -> str:
-    """Returns the common prefix of the job's Indexed Jobs; a hyphen and the attempt follow."""
+    """Returns the common prefix of the names of the job's Indexed Jobs; a hyphen and the attempt's number follow."""
     return f"{job}-trainers"
 
 
@@ -110,7 +111,7 @@ def policy(job: str, role: Role) -> str:
 
 
 def labels(job: str, role: Role | None = None) -> dict[str, str]:
-    """Returns the labels of a child, which also select its pods."""
+    """Returns the labels of a child. They also select the child's pods."""
     found = {LABEL_JOB: job}
     return found if role is None else {**found, LABEL_ROLE: role.value}
 

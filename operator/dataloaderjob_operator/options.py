@@ -19,7 +19,8 @@ from dataloaderjob_operator.objects.settings import USER, cluster_domain
 from dataloaderjob_operator.workqueue import RESYNC_S
 
 LEAST_TLS_S = 120.0
-"""Minimum time between two generations of certificates. A kubelet needs up to 90 s to deliver one to its pods."""
+"""Minimum time between two generations of certificates. A kubelet needs up to 90 s to deliver a generation to its
+pods."""
 
 METRICS_PORT = 9440
 RESOLV_CONF = Path("/etc/resolv.conf")
@@ -32,7 +33,7 @@ class Options:
     namespaces: tuple[str, ...]
     """Namespaces to watch; if empty, all namespaces of the cluster."""
     config: OperatorConfig
-    """Settings for all jobs, still without a root key."""
+    """Settings for all jobs, without the root key, which is read later."""
     root_key: Path | None = None
     """File with the root key; None if `root_key_secret` holds it."""
     previous_root: Path | None = None
@@ -43,7 +44,7 @@ class Options:
     """The operator as a candidate for the Lease; None if it works without a Lease."""
     workers: int
     resync_s: float
-    """Interval between reconciles of an idle job."""
+    """Interval in seconds between reconciles of an idle job."""
     metrics_port: int
     """Port for metrics and probes; 0 for neither."""
     log_format: LogFormat
@@ -274,8 +275,8 @@ def _group(text: str) -> int | None:
 
 
 def _own_pod(parser: argparse.ArgumentParser, namespace: str | None, labels: Sequence[str]) -> OwnPod | None:
-    """Returns the operator's own pod; None if neither is given. Exits with an error if only one of the two is given,
-    because without labels, policies would admit a whole namespace."""
+    """Returns the operator's own pod; None if neither a namespace nor labels are given. Exits with an error if only one
+    of the two is given, because without labels, policies would admit a whole namespace."""
     if bool(namespace) != bool(labels) or not all("=" in label for label in labels):
         parser.error("--own-namespace NAME and --own-label NAME=VALUE must be given together")
     pairs = dict(label.split("=", 1) for label in labels)

@@ -1,5 +1,5 @@
-"""The reports about attached pods, sent as events. They concern pods that attach or leave, and pods whose job does not
-exist or does not accept pods."""
+"""The reports about attached pods, sent as events. They concern pods that attach or leave, and pods that name a job
+that does not exist or does not accept pods."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ MISSING_S = 30.0
 class _Missing:
     since: float
     told: set[str] = field(default_factory=set)
-    """Uids of the controllers about which the event has been sent."""
+    """Uids of the controllers about which an event has been sent."""
 
 
 @dataclass(slots=True)
@@ -38,9 +38,9 @@ class PodReports:
     """Jobs that do not exist, although pods name them."""
 
     async def report(self, key: JobKey, observed: Observed, labelled: Sequence[Pod]) -> None:
-        """Sends events about pods that attached or left since the last reconcile, or that cannot attach. At the first
-        reconcile of a job that has already started, an operator does not know which pods are new. `labelled`: pods
-        whose label names the job."""
+        """Sends events about pods that attached or left since the last reconcile, or that cannot attach. At its first
+        reconcile of a job that had already started, an operator does not know which pods are new, and therefore reports
+        no pod as newly attached. `labelled`: pods whose label names the job."""
         self.missing.pop(key, None)
         if not observed.job.spec.trainers.attached:
             for event in pod_events.of_own_trainers(key[1], attached.present(labelled)):

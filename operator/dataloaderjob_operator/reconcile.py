@@ -46,9 +46,9 @@ from dataloaderjob_operator.workqueue import NEVER
 log = logging.getLogger(__name__)
 
 CHANGED = 409
-"""Status code of the response if the written status was derived from a different version of the job."""
+"""Status code of the response to a status that was derived from a different version of the job."""
 FOR_TEXT = frozenset({400, 413, 422})
-"""Status codes of the response if the written status may be accepted without its texts."""
+"""Status codes of responses to a status that may be accepted without its texts."""
 MAX_REFUSED_TEXTS = 64
 """Maximum number of a job's texts that are remembered as refused, enough for at least seven statuses."""
 UNDECLARED = re.compile(r"\.status\.([A-Za-z0-9.]+): field not declared in schema")
@@ -96,17 +96,17 @@ class Reconciler:
     bugs: dict[JobKey, str] = field(default_factory=dict)
     """Internal errors that were logged."""
     autoscalers: Autoscalers | None = None
-    """If None, no job is scaled."""
+    """The autoscalers; if None, no job is scaled."""
     lookup: EventLookup | None = None
-    """If None, causes that appear only in events are not reported."""
+    """The lookup of events; if None, causes that appear only in events are not reported."""
     attached: AttachedPods | None = None
-    """If None, no pod is attached to any job."""
+    """The watch of attached pods; if None, no pod is attached to any job."""
     followed: FollowedObjects | None = None
-    """If None, no job follows an object."""
+    """The reader of followed objects; if None, no job follows an object."""
     ray_clusters: RayClusters | None = None
-    """If None, no RayCluster is looked up."""
+    """The lookups of RayClusters; if None, no RayCluster is looked up."""
     refused_pods: RefusedPods | None = None
-    """If None, refusals of labeled pods are not reported."""
+    """The search for refused pods; if None, refusals of labeled pods are not reported."""
     recorder: EventRecorder = field(init=False)
     reports: PodReports = field(init=False)
     children: ChildWriter = field(init=False)
@@ -150,8 +150,8 @@ class Reconciler:
         return f"cannot write the status of {', '.join(sorted(late)[:10])}" if late else ""
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """Reconciles a job once. Returns the seconds until the next reconcile. None means at the next event, and NEVER
-        means that the job is gone.
+        """Reconciles a job once. Returns the seconds until the next reconcile. None means that none is needed before
+        the next event, and NEVER means that the job is gone.
 
         Raises ApiError; the caller then repeats the call.
         """
@@ -221,7 +221,7 @@ class Reconciler:
             log.error("the operator cannot process this job", exc_info=error)
 
     def _with_what_is_kept(self, key: JobKey, observed: Observed) -> Observed:
-        """Adds the state that this process keeps to the observed state of the job's objects."""
+        """Returns the observed state of the job's objects, with the state that this process keeps about the job."""
         refused = self.children.refused(key)
         return replace(
             observed, refused="; ".join((refused, *observed.doubts)) if refused else "",

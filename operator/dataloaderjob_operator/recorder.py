@@ -25,7 +25,7 @@ TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class EventRecorder:
-    """The sender of the events of jobs, within each job's budget."""
+    """The sender of the events of jobs, which are limited by each job's budget."""
 
     api: ApiClient
     now: Callable[[], datetime]
@@ -33,7 +33,7 @@ class EventRecorder:
     host: str = field(default_factory=socket.gethostname)
     budget: events.Budget = field(default_factory=events.Budget)
     jobs: dict[JobKey, str] = field(default_factory=dict)
-    """Uids of the jobs that have had events."""
+    """Uids of the jobs for which events have been sent."""
     remarks: defaultdict[JobKey, set[events.JobEvent]] = field(default_factory=lambda: defaultdict(set))
     """Events that were sent and do not follow from a change of status."""
 

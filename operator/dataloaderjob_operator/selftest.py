@@ -26,14 +26,14 @@ GONE_S = 60.0
 
 
 def verdict(job: Mapping[str, Any]) -> bool | None:
-    """Returns True if the job is Complete, False if it failed, None while it runs."""
+    """Returns True if the job is Complete, False if it failed, and None while it runs."""
     if has_condition(job, "Complete"):
         return True
     return False if has_condition(job, "Failed") else None
 
 
 def lines(job: Mapping[str, Any]) -> list[str]:
-    """Formats the phase and the conditions for people to read."""
+    """Formats the phase and the conditions as lines for people to read."""
     status = job.get("status") or {}
     found = [f"phase {status.get('phase', 'none: no operator has reconciled it')}"]
     for condition in status.get("conditions") or ():

@@ -1,9 +1,9 @@
 """A keyed queue of jobs that are due for a reconcile, and the loop that reconciles a few of them at a time. The queue
 is pure: callers pass the time.
 
-A key that is added twice is taken once. A key that is being processed is taken again only after that. A key whose
-processing fails waits longer each time. An event shortens the wait to EVENT_WAIT_S, because the event may have removed
-the cause.
+A key that is added twice is taken once. A key that is added while it is being processed is taken again only afterwards.
+A key waits longer each time that its processing fails. An event shortens the wait to EVENT_WAIT_S, because the event
+may have removed the cause.
 
 Jobs that a user changed go first, and the number of other jobs being processed is limited. The API server then answers
 the requests for the user's change in a tenth of the time that it takes under 32 concurrent requests. A single loop
@@ -32,16 +32,16 @@ K = TypeVar("K", bound=Hashable)
 BACKOFF = Backoff(0.5, 60.0)
 EVENT_WAIT_S = 5.0
 RESYNC_S = 600.0
-"""Maximum interval between reconciles of an idle job."""
+"""Maximum interval in seconds between reconciles of an idle job."""
 MIN_INTERVAL_S = 0.05
-"""Minimum interval between two reconciles of a job, even if it requests a shorter one."""
+"""Minimum interval in seconds between two reconciles of a job, even if the job requests a shorter one."""
 FOLLOWING = 8
-"""Number of places for keys that are taken in order of time, or a quarter of all places if that is more. Keys that go
-first have separate places, so users' changes do not hold up other keys."""
+"""Number of places for keys that are taken in the order in which they become due, or a quarter of all places if that is
+more. Keys that go first have separate places, so users' changes do not hold up other keys."""
 NEVER = float("inf")
 Reconcile = Callable[[JobKey], Awaitable[float | None]]
-"""A function that reconciles a job once, and returns the seconds until the next reconcile. None means at the resync,
-and NEVER means that the job is gone."""
+"""A function that reconciles a job once, and returns the seconds until the next reconcile. None means that none is
+needed before the resync, and NEVER means that the job is gone."""
 
 
 class WorkQueue(Generic[K]):
@@ -50,8 +50,8 @@ class WorkQueue(Generic[K]):
     def __init__(
         self, jitter: random.Random | None = None, *, most_first: int = 24, most_following: int = FOLLOWING
     ) -> None:
-        """`most_first`, `most_following`: the maximum number of keys being processed that went first, and of other keys
-        being processed."""
+        """`most_first`: the maximum number of keys that go first and are processed at the same time. `most_following`:
+        the same for other keys."""
         self._most_first, self._most_following = most_first, most_following
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
@@ -65,17 +65,17 @@ class WorkQueue(Generic[K]):
         self._failures: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
         self._first: dict[K, None] = {}
-        """Keys that go before others, in order."""
+        """Keys that go before others, in the order in which they go."""
         self.latency_s = 0.0
-        """Seconds for which the last key taken had been due."""
+        """Seconds for which the last key had been due when it was taken."""
         self._jitter = jitter or random.Random()  # noqa: S311  spreads retries, no secret
 
     def __len__(self) -> int:
         return len(self._due) + len(self._readded)
 
     def add(self, key: K, now: float, after_s: float = 0.0, *, first: bool = False) -> None:
-        """Makes a key due after `after_s` seconds, or earlier if it was already due earlier. `first`: True if the key
-        goes before others."""
+        """Makes a key due after `after_s` seconds, unless it is already due earlier. `first`: True if the key goes
+        before others."""
         if first:
             self._first[key] = None
         due = max(now + after_s, self._not_before.get(key, now))
@@ -87,8 +87,8 @@ class WorkQueue(Generic[K]):
             heapq.heappush(self._heap, (due, self._order, key))
 
     def take(self, now: float) -> K | None:
-        """Takes a key that goes before others, or otherwise the key that has been due longest. Returns None if no key
-        is due, or enough keys are being processed."""
+        """Takes a key that goes before others. If no such key can be taken, takes the key that has been due longest.
+        Returns None if no key is due, or enough keys are being processed."""
         if len(self._busy) - self._following < self._most_first:
             for key in self._first:
                 if (due := self._due.get(key, NEVER)) <= now:
@@ -109,7 +109,7 @@ class WorkQueue(Generic[K]):
 
     @property
     def _full(self) -> bool:
-        """Returns True if all places for keys that are taken in order of time are in use."""
+        """True if all places for keys that are taken in the order in which they become due are in use."""
         return self._following >= self._most_following
 
     def backlog(self, now: float) -> int:
@@ -160,8 +160,8 @@ class WorkQueue(Generic[K]):
 
 
 class Workers:
-    """The loop that reconciles the queued jobs, several at a time. Watches call `add`, and `run` runs until it is
-    cancelled."""
+    """The loop that reconciles the queued jobs, several at a time. Watches call `add`. `run` reconciles jobs until it
+    is cancelled."""
 
     def __init__(
         self,

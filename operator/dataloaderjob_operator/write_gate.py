@@ -32,7 +32,7 @@ class WriteGate:
     @contextlib.asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
         """Waits until the gate is open, then lets one write pass. Raises TimeoutError if the gate is shut before the
-        write is done."""
+        write has finished."""
         await self._open.wait()
         async with asyncio.timeout(None) as write:
             self._under_way.add(write)

@@ -23,11 +23,11 @@ from dataloaderjob_operator.decide.pod_troubles import first_trouble, lost_node,
 from dataloaderjob_operator.names import Role
 
 NO_PODS = "NoPods"
-"""The reason while no pod is attached."""
+"""The condition's reason while no pod is attached."""
 NOT_INJECTED = "NotInjected"
-"""The reason if a pod has the label but no sidecar."""
+"""The condition's reason if a pod has the label but no sidecar."""
 NOT_CONNECTED = "NotConnected"
-"""The reason if sidecars run but do not reach the supervisor."""
+"""The condition's reason if sidecars run but do not reach the supervisor."""
 CONNECTS_S = 60.0
 """Seconds after its start within which a sidecar must reach a supervisor. The kubelet takes up to a minute to propagate
 a new Secret to a running pod."""
@@ -45,7 +45,7 @@ def present(found: Iterable[Pod]) -> list[Pod]:
 
 
 def with_sidecar(observed: Observed) -> list[Pod]:
-    """Returns the attached pods whose spec has a working sidecar."""
+    """Returns the attached pods with a sidecar that can work, according to their specs."""
     return [pod for pod in pods(observed) if _lack(pod) is None]
 
 
@@ -64,13 +64,14 @@ def idles_at(observed: Observed, now: datetime) -> datetime | None:
 
 
 def is_idle(observed: Observed, now: datetime) -> bool:
-    """Returns True if the job needs no feeders, because it has been without attached pods for long enough."""
+    """Returns True if the job needs no feeders, because no pod has been attached for long enough."""
     at = idles_at(observed, now)
     return at is not None and at <= now
 
 
 def as_needed(observed: Observed, now: datetime) -> Observed:
-    """Returns the job as it should run now: an idle job has no feeders, regardless of its spec."""
+    """Returns the job as it should run now. If the job is idle, its number of feeders is zero, regardless of its
+    spec."""
     idle = observed.job.spec.trainers.attached and is_idle(observed, now)
     return replace(observed, job=_without_feeders(observed.job)) if idle else observed
 
@@ -96,8 +97,8 @@ def with_attached(health: Health, observed: Observed, now: datetime) -> Health:
 
 
 def sidecars(observed: Observed, event_trouble: Trouble | None, now: datetime) -> ConditionState:
-    """Returns the state of the sidecars. It holds if every attached pod's sidecar listens and has reached the
-    supervisor."""
+    """Returns the state of the condition SidecarsReady. The condition holds if every attached pod's sidecar listens and
+    has reached the supervisor."""
     mine = pods(observed)
     if not mine:
         return ConditionState(True, NO_PODS, "no pod is attached")
@@ -115,8 +116,8 @@ def sidecars(observed: Observed, event_trouble: Trouble | None, now: datetime) -
 
 
 def trainers(observed: Observed, event_trouble: Trouble | None) -> ConditionState:
-    """Returns the state of the trainers. It holds if the containers of every attached pod run. If they do not, the
-    pod's owner has to act."""
+    """Returns the state of the condition TrainersReady. The condition holds if the containers of every attached pod
+    run. If a pod's containers do not run, the pod's owner has to act."""
     mine = pods(observed)
     if not mine:
         return ConditionState(True, NO_PODS, "no pod is attached")
@@ -134,12 +135,12 @@ def running(observed: Observed) -> int:
 
 
 def sidecar_trouble(pod: Pod) -> Trouble | None:
-    """Returns the trouble with an attached pod's sidecar, which may be missing; None if nothing is wrong."""
+    """Returns the problem with an attached pod's sidecar, including a missing sidecar; None if nothing is wrong."""
     return _lack(pod) or trouble_of(_with_containers(pod, sidecar=True))
 
 
 def _lack(pod: Pod) -> Trouble | None:
-    """Returns the trouble with a pod that has no sidecar, or a sidecar that cannot work; None if its sidecar can
+    """Returns the problem with a pod that has no sidecar, or a sidecar that cannot work; None if its sidecar can
     work."""
     containers = (pod.get("spec") or {}).get("initContainers") or ()
     mine = [c for c in containers if c.get("name") == SIDECAR]
@@ -161,7 +162,7 @@ def _lack(pod: Pod) -> Trouble | None:
 
 
 def cannot_follow(observed: Observed) -> ConditionState | None:
-    """Returns the state of a followed object that is missing or cannot be read; None if nothing is wrong."""
+    """Returns the condition's state if the followed object is missing or cannot be read; None if nothing is wrong."""
     found = observed.followed
     if found is None or found.state not in (FollowedState.MISSING, FollowedState.UNREADABLE):
         return None
@@ -176,7 +177,7 @@ def connects_at(observed: Observed, now: datetime) -> datetime | None:
 
 
 def summary(count: int, ranks: int) -> str:
-    """Formats the text for a column of `kubectl get`."""
+    """Formats the numbers of pods and ranks for a column of `kubectl get`."""
     pods_text = f"{count} pod{'' if count == 1 else 's'}"
     return f"{pods_text}, {ranks} rank{'' if ranks == 1 else 's'}" if count else pods_text
 
@@ -207,7 +208,7 @@ def _sidecar_since(pod: Pod) -> datetime | None:
 
 
 def _own_trouble(pod: Pod) -> Trouble | None:
-    """Returns the trouble of a pod's containers other than the sidecar."""
+    """Returns the problem with a pod's containers other than the sidecar; None if there is none."""
     return trouble_of(_with_containers(pod, sidecar=False))
 
 

@@ -18,13 +18,13 @@ from dataloaderjob_operator.decide.stages import WANTED, ChildPart, Stage, Stage
 LASTING = frozenset({Reason.SATURATED, Reason.PENDING, Reason.AT_LIMIT})
 """Reasons that persist, and therefore appear in the condition."""
 SCALED = "replicas "
-"""Prefix of a report about a change in the number of replicas."""
+"""Prefix of the message that reports a change in the number of replicas."""
 ROLLOUT = "feeders are being replaced"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScalingTarget:
-    """A job whose feeders the operator scales. Its numbers are in pods."""
+    """A job whose feeders the operator scales. `least`, `most` and `replicas` count feeder pods."""
 
     least: int
     most: int
@@ -69,7 +69,8 @@ def _rolls_out(observed: Observed) -> bool:
 
 
 def report_of(before: ScalingReport | None, target: ScalingTarget, proposal: Proposal) -> ScalingReport:
-    """Returns the report of the policy's answer. If there is no new change, the report repeats the last one."""
+    """Returns the report about the policy's proposal. If the proposal does not change the number, the report repeats
+    the last change."""
     reason = proposal.reason.value if proposal.reason in LASTING else "Scaling"
     replicas = proposal.feeders // target.per_pod
     if replicas != target.replicas:
@@ -79,7 +80,7 @@ def report_of(before: ScalingReport | None, target: ScalingTarget, proposal: Pro
 
 
 def blocked_by(name: str) -> ScalingReport:
-    """Returns the report for a job that another autoscaler scales."""
+    """Returns the report for a job that a HorizontalPodAutoscaler scales. `name`: the name of that autoscaler."""
     text = f"HorizontalPodAutoscaler {name} scales this job: delete it, or use autoscaling.mode Recommend"
     return ScalingReport(False, "HorizontalPodAutoscaler", text)
 

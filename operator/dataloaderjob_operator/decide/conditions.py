@@ -39,10 +39,10 @@ _TELLING = (
     (ConditionType.READY, "False"),
     (ConditionType.PROGRESSING, "True"),
 )
-"""Types of conditions, each with the status that explains why a job is not in its desired state. The first match
-counts."""
+"""Types of conditions, each with the status that explains why a job is not in its desired state. The first match is
+used."""
 _SAID = frozenset(stage.value for stage in Stage)
-"""Reasons that only repeat the phase."""
+"""Reasons that merely repeat the phase."""
 
 
 def conditions(
@@ -82,7 +82,7 @@ def not_ready(
     *,
     refused_texts: frozenset[str],
 ) -> DataLoaderJobStatus:
-    """Returns the status with only the reason for not being ready updated."""
+    """Returns the status, updated only with the reason why the job is not ready."""
     stalled = ConditionState(True, why.reason, why.message)
     made = [
         made_condition(before, kind, state, generation, now, refused_texts=refused_texts)
@@ -95,7 +95,7 @@ def not_ready(
 
 
 def reason_word(text: str, most: int = 128) -> str:
-    """Turns text into one word, for a condition's reason."""
+    """Converts text to a single word that is valid as a condition's reason."""
     return _NOT_IN_REASONS.sub("", text)[:most] or "Unknown"
 
 
@@ -110,7 +110,7 @@ def made_condition(
     before: DataLoaderJobStatus, kind: ConditionType, state: ConditionState, generation: int, now: datetime, *,
     refused_texts: frozenset[str],
 ) -> Condition:  # fmt: skip
-    """Returns one condition. Its text is safe for the API server and for a terminal, regardless of its source."""
+    """Returns one condition. Its text is safe for the API server and for a terminal, wherever the text comes from."""
     old, message = before.condition(kind), clean(state.message, MAX_MESSAGE)
     return Condition(
         type=kind, status=state.status, reason=reason_word(state.reason),
@@ -120,7 +120,7 @@ def made_condition(
 
 
 def _left_behind(observed: Observed, now: datetime) -> ConditionState | None:
-    """Returns the state that reports stuck pods, for which the operator no longer waits; None if there are none."""
+    """Returns the state that reports stuck pods, which the operator no longer waits for; None if no pods are stuck."""
     gone = restarts.stuck(observed, now)
     return ConditionState(False, "PodsStuck", restarts.describe_stuck(gone)) if gone else None
 
@@ -161,8 +161,8 @@ def _all(
 
 
 def _stalled(result: StageResult, ready: ConditionState) -> ConditionState:
-    """Returns the state of Stalled, for tools that wait for the job. It holds if the job failed or its spec must
-    change."""
+    """Returns the state of the condition Stalled, for tools that wait for the job. The condition holds if the job
+    failed or its spec must change."""
     if result.stage is Stage.FAILED:
         return ConditionState(True, result.reason, result.message)
     if ready.reason in FAULTS:
@@ -189,8 +189,8 @@ def _ready(result: StageResult, found: Parts, *, attaches: bool) -> ConditionSta
 def _moves(
     result: StageResult, found: Parts, short: ConditionState | None, *, attaches: bool
 ) -> ConditionState:
-    """Returns the state of Progressing. It holds if the job is queued, a part recovers, or feeders are missing or being
-    replaced."""
+    """Returns the state of the condition Progressing. The condition holds if the job is queued, a part is recovering,
+    or feeders are missing or being replaced."""
     running = result.stage in AT_WORK
     if running and result.queue is not None:
         return ConditionState(True, "Queued", result.queue.message)

@@ -59,10 +59,10 @@ from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.objects import OperatorConfig, certificates, settings
 
 COUNTS_EVERY_S = 3.0
-"""Minimum interval between two writes that change only counts and messages. Pods become ready one by one, and a write
-costs the API server 17 ms of CPU."""
+"""Minimum interval in seconds between two writes that change only counts and messages. Pods become ready one by one,
+and each write takes 17 ms of the API server's CPU time."""
 CONNECT_AGAIN_S = 10.0
-"""Interval between decisions while sidecars do not reach the supervisor, because their Secret may have to be
+"""Interval in seconds between decisions while sidecars do not reach the supervisor, because their Secret may have to be
 recreated."""
 NOT_UNDERSTOOD = (
     "the operator cannot process this job; check its templates for a field that is null or has the wrong type"
@@ -85,10 +85,10 @@ class Decision:
     status: DataLoaderJobStatus
     apply: tuple[Manifest, ...] = ()
     later: tuple[Manifest, ...] = ()
-    """Children that wait until others serve. They are tried in a dry run together with the first children."""
+    """Children that are not created until feeders serve. They are included in the dry run of `apply`."""
     delete: tuple[Key, ...] = ()
     delete_job: bool = False
-    """True if the job itself is to be deleted because its `ttlSecondsAfterFinished` has passed."""
+    """True if the job itself must be deleted because its `ttlSecondsAfterFinished` has passed."""
     follow: FollowSpec | None = None
     """The object whose end the job awaits; None if there is none."""
     ray_cluster: str | None = None
@@ -102,14 +102,14 @@ class Decision:
     scaling: autoscale.ScalingTarget | None = None
     """The job as its autoscaler sees it; None if it must not be scaled."""
     requeue_after_s: float | None = None
-    """Seconds until the next deadline, because no watch reports deadlines; None if there is none."""
+    """Seconds until the next deadline, which no watch reports; None if there is none."""
     only_counts: bool = False
     """True if the new status differs only in counts, messages or metrics, which have no further effect."""
     event_queries: tuple[EventQuery, ...] = ()
     """Objects whose events must be listed, because a part of the job does not serve and no status contains the
     cause."""
     bug: Exception | None = None
-    """The error that prevented a child from being built. The status also contains it."""
+    """The error that prevented a child from being built; None if there was none. The status also reports the error."""
 
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
@@ -181,8 +181,8 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
 
 @cached_by_job
 def _injection(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
-    """Returns the parts that labeled pods get, for the admission policy. `job` is the job as written, so a pod that
-    ends the job's idleness gets the same parts as any other pod."""
+    """Returns the parts that the admission policy adds to labeled pods. `job` is the job as written, so a pod that ends
+    the job's idleness gets the same parts as any other pod."""
     made = injection(job, image=setup.sidecar_image, pull_secrets=setup.sidecar_pull_secrets)
     return for_policy(made)
 
@@ -195,7 +195,7 @@ def not_understood(error: Exception) -> str:
 def _counted(
     observed: Observed, status: DataLoaderJobStatus, now: datetime, *, only_counts: bool
 ) -> tuple[DataLoaderJobStatus, float | None]:
-    """Returns the status to write, and the seconds until newer counts may be written."""
+    """Returns the status to write, and the seconds until newer counts may be written; None if no write is postponed."""
     if observed.written_at is None or status == observed.status or not only_counts:
         return status, None
     wait_s = _wait_s(COUNTS_EVERY_S, observed.written_at, now)
@@ -220,10 +220,9 @@ def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
 def _loader(
     observed: Observed, result: StageResult, found: Parts, now: datetime, *, changes: bool
 ) -> tuple[LoaderStatus, float | None]:
-    """Returns the metrics to write, and the seconds until newer ones may be written. `changes`: True if the status is
-    written anyway. A job that has ended keeps the metrics of its last seconds of work. A suspended job has no metrics.
-    Neither does a job whose head does not answer, because nothing can measure them.
-    """
+    """Returns the metrics to write, and the seconds until newer metrics may be written; None if no write is postponed.
+    `changes`: True if the status is written anyway. A job that has ended keeps the metrics of its last seconds of work.
+    A suspended job has no metrics. Neither does a job whose head does not answer, because nothing can measure them."""
     written, rates = observed.status.loader, observed.supervisor.rates if observed.supervisor else None
     if result.stage in HELD:
         return LoaderStatus(), None
@@ -258,9 +257,9 @@ def _about_input(observed: Observed, loader: LoaderStatus, now: datetime) -> Ite
 def _children(
     observed: Observed, setup: OperatorConfig, result: StageResult, want: frozenset[ChildPart], now: datetime
 ) -> tuple[dict[Key, Manifest], tuple[Manifest, ...], Exception | None]:
-    """Builds the wanted children, and the children that wait for them. If one cannot be built, the others are still
-    kept up to date. However, a job without pods then gets no children at all, so that it never runs with only some of
-    its pods."""
+    """Returns the children to apply, the children that wait for feeders, and the error if a part could not be built.
+    After such an error, the other parts are still kept up to date. However, a job without pods then gets no children at
+    all, so that it never runs with only some of its pods."""
     made, later, bug = list[Manifest](), list[Manifest](), None
     for part in sorted(want):
         waits = part is ChildPart.TRAINERS and observed.waits_for_feeders(result.attempt)
@@ -317,8 +316,8 @@ def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list
 
 
 def _hung(observed: Observed, wanted: set[Key]) -> list[Key]:
-    """Returns the head to recreate with its pod because its supervisor has stopped answering. A head without a pod is
-    already the replacement, and the known status is its predecessor's."""
+    """Returns the head if it must be recreated with its pod because its supervisor has stopped answering. A head
+    without a pod is already the replacement, and the known status is its predecessor's."""
     key = "Deployment", names.head(observed.job.name)
     live = observed.children.get(key)
     has_pod = any(not leaving(pod) for pod in observed.of_role(names.Role.HEAD))
@@ -358,7 +357,7 @@ def _due(
 
 
 def _renewal(observed: Observed, setup: OperatorConfig, now: datetime) -> datetime | None:
-    """Returns the time at which the job needs further certificates; None if it needs none."""
+    """Returns the time at which the job needs its next generation of certificates; None if it needs none."""
     schedule = settings.schedule(observed.job, setup)
     return None if schedule is None else schedule.next_start(now)
 
@@ -368,7 +367,7 @@ def _restart_moments(
 ) -> Iterator[datetime]:
     if status.trainers.next_start is not None:
         yield parse_time(status.trainers.next_start)
-    if result.attempt == observed.attempt and observed.trainers() is Trainers.FAILED:  # not judged yet
+    if result.attempt == observed.attempt and observed.trainers() is Trainers.FAILED:  # not yet judged
         yield now + timedelta(seconds=restarts.SETTLE_S)
     if result.stage is Stage.RUNNING and (status.trainers.failures or status.trainers.disruptions):
         since = restarts.forgets_at(observed)

@@ -24,11 +24,11 @@ from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import MANAGER
 
 MAX_MESSAGE_NBYTES = 1024
-"""The API's limit for the message of an event."""
+"""The API's limit for the message of an event, in bytes."""
 BURST = 20
-"""Number of repeated events that a job may send in a burst."""
+"""Number of events with reasons in REPEATED that a job may send in a burst."""
 REFILL_S = 120.0
-"""Seconds after which a job may send another repeated event."""
+"""Seconds after which a job that has used up its burst may send another such event."""
 
 
 class Reason(StrEnum):
@@ -37,7 +37,7 @@ class Reason(StrEnum):
     STARTED = "Started"
     """The operator creates the job's children."""
     NOT_READY = "NotReady"
-    """The job does not serve. This is reported once for each cause."""
+    """The job does not serve. The event is sent once for each cause."""
     SERVING = "Serving"
     """The head, the sidecars and the feeders serve."""
     DEGRADED = "Degraded"
@@ -53,11 +53,11 @@ class Reason(StrEnum):
     COMPLETED = "Completed"
     """All trainers ended with exit code 0."""
     FAILED = "Failed"
-    """The job ended in any other way."""
+    """The job ended without success, for example because a trainer failed or a deadline passed."""
     FEEDERS_MISSING = "FeedersMissing"
     """Fewer feeders serve than the spec requests. A running job continues with them."""
     OUT_OF_MEMORY = "OutOfMemory"
-    """Feeders are killed because they run out of memory. A running job continues at their pace."""
+    """Feeders are killed because they run out of memory. A running job continues, but may be slower."""
     ROLLOUT_STUCK = "RolloutStuck"
     """New feeders do not start. A running job continues with the old ones."""
     IDLE = "Idle"
@@ -116,9 +116,9 @@ REPEATED = frozenset(
         Reason.SCALED,
     }
 )
-"""Reasons that may repeat while parts of a job fail and recover, and pods come and go."""
+"""Reasons that may recur while parts of a job fail and recover, and while pods come and go."""
 MAX_NAME = 230
-"""Maximum number of characters that an object's name contributes to an event's name, which may have 253."""
+"""Maximum number of characters that an object's name contributes to an event's name, which may have at most 253."""
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 Status = DataLoaderJobStatus
 
@@ -135,12 +135,12 @@ class Controller:
 
 @dataclass(frozen=True, slots=True)
 class JobEvent:
-    """An event without its job."""
+    """An event, without the job to which it belongs."""
 
     reason: Reason
     message: str
     once: str
-    """Events with the same reason and the same value here are the same event."""
+    """A key. Two events of a job with the same reason and the same key are the same event."""
     about: Controller | None = None
     """The object that the event is about; None for the job."""
 
@@ -174,7 +174,8 @@ def cut(text: str, nbytes: int) -> str:
 
 
 def unknown_fields(doubts: Sequence[str], generation: int) -> JobEvent:
-    """Returns the event about unknown fields that resemble known ones. Each spec causes at most one such event."""
+    """Returns the event about a template's unknown fields that resemble known ones. Each spec causes at most one such
+    event."""
     return JobEvent(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
 
 
@@ -220,7 +221,7 @@ class Budget:
     _left: dict[str, tuple[float, float]] = field(default_factory=dict)
 
     def take(self, uid: str, reason: Reason, now: float) -> bool:
-        """Returns True if this event may be sent, and counts it."""
+        """Counts an event of the job with this uid. Returns True if the event may be sent."""
         if reason not in REPEATED:
             return True
         left, since = self._left.get(uid, (float(BURST), now))
@@ -318,13 +319,14 @@ def _new_cause(before: Status, after: Status) -> bool:
 
 
 def _cause(status: Status) -> str:
-    """Identifies a cause. The same cause is reported once for each spec, start and attempt, however often it recurs."""
+    """Returns a key for the cause of a status. The same cause is reported once for each spec, start and attempt,
+    however often it recurs."""
     ready = status.condition(ConditionType.READY)
     return f"{ready.reason if ready else ''}/{status.observed_generation}/{_start(status)}/{status.trainers.restarts}"
 
 
 def _scaled(before: Status, after: Status) -> bool:
-    """Returns True if AutoscalingActive reports a new change of the number of feeders."""
+    """Returns True if the condition AutoscalingActive reports a new change in the number of feeders."""
     old, new = (status.condition(ConditionType.AUTOSCALING_ACTIVE) for status in (before, after))
     return new is not None and new.message.startswith(SCALED) and (old is None or old.message != new.message)
 
@@ -334,7 +336,7 @@ def _change(status: Status) -> str:
 
 
 def _moves_because(reason: Reason) -> Callable[[Status, Status], bool]:
-    """Returns a function that checks whether Progressing changed to this reason."""
+    """Returns a function that checks whether the condition Progressing changed to this reason."""
 
     def begins(before: Status, after: Status) -> bool:
         old, new = (status.condition(ConditionType.PROGRESSING) for status in (before, after))

@@ -20,19 +20,19 @@ from dataloaderjob_operator.decide.observed import Observed, leaving, parse_time
 from dataloaderjob_operator.names import Role
 
 WAITS = "WaitsForRayCluster"
-"""The reason while the address of a RayCluster is not known."""
+"""The condition's reason while the address of a RayCluster is not known."""
 LOOKS = "LooksForRayCluster"
-"""The reason before the first lookup of a RayCluster, which takes a moment."""
+"""The condition's reason until the first lookup of a RayCluster has ended, which takes a moment."""
 DIFFERS = "RayVersionMismatch"
-"""The reason if the cluster has a different version of Ray, or a different minor version of Python."""
+"""The condition's reason if the cluster has a different version of Ray, or a different minor version of Python."""
 ENDS_S = 15.0
-"""Maximum time for which the supervisor's pod is kept after the job's end. The supervisor answers within 5 s, and Ray
-needs a few more seconds."""
+"""Maximum time in seconds for which the supervisor's pod is kept after the job's end. The supervisor answers within 5
+s, and Ray needs a few more seconds."""
 HEAD_FIELD, OWN_FIELD = "spec.ray.managed.head.resources", "spec.ray.external.resources"
 
 
 def resolved(observed: Observed) -> Observed:
-    """Returns the job with the address of its RayCluster, once that is known."""
+    """Returns the job with the address of its RayCluster, once the address is known."""
     ray = observed.job.spec.ray.external
     if ray is None or ray.ray_cluster is None or not (address := _address(observed, ray.ray_cluster)):
         return observed
@@ -40,7 +40,8 @@ def resolved(observed: Observed) -> Observed:
 
 
 def _address(observed: Observed, cluster: str) -> str:
-    """Returns the RayCluster's address. A job keeps it, so that its pods do not end when the RayCluster is deleted."""
+    """Returns the RayCluster's address. A job keeps a known address, so that its pods do not end when the RayCluster is
+    deleted."""
     known, found = observed.status.ray, observed.ray_cluster
     if known.address and known.ray_cluster == cluster:
         return known.address

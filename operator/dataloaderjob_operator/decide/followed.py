@@ -37,7 +37,7 @@ class FollowedState(Enum):
     MISSING = auto()
     """The object does not exist, and perhaps never did."""
     UNREADABLE = auto()
-    """The object's kind is unknown, or the operator may not read the object."""
+    """The object's kind is unknown, or the operator does not have permission to read the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class Followed:
     text: str = ""
     """The object's own explanation of its end, or the reason why it cannot be read, with the remedy."""
     uid: str = ""
-    """The object's uid; empty if it was not read."""
+    """The object's uid; empty if the object was not read."""
 
 
 def read(thing: Mapping[str, Any], follow: FollowSpec) -> Followed:
@@ -75,7 +75,7 @@ def unknown_kind(follow: FollowSpec) -> Followed:
 
 
 def forbidden(follow: FollowSpec, plural: str) -> Followed:
-    """Returns the result for an object that the operator may not read."""
+    """Returns the result for an object that the operator does not have permission to read."""
     resource = f"{plural}.{follow.group}" if follow.group else plural
     return Followed(
         FollowedState.UNREADABLE,
@@ -84,8 +84,8 @@ def forbidden(follow: FollowSpec, plural: str) -> Followed:
 
 
 def _of_ray(status: Mapping[str, Any]) -> tuple[FollowedState, str] | None:
-    """Returns the state of a RayJob; None if its status does not contain one. A failed attempt that is
-    retried does not end the job."""
+    """Returns the state of a RayJob, with the explanation of its end. A failed attempt that is retried does not end the
+    RayJob."""
     job, deployment = str(status.get("jobStatus") or ""), str(status.get("jobDeploymentStatus") or "")
     over = deployment in {"Complete", "Failed"} or (not deployment and job in RAY_ENDED)
     if not over:

@@ -40,10 +40,10 @@ from dataloaderjob_operator.names import Role
 SETTLE_S = 5.0
 """Seconds for which an object must have waited before its events are listed."""
 AGAIN_S = 10.0
-"""Interval between two lists of the same job's events."""
+"""Interval in seconds between two requests for the events of the same job."""
 PODS = 2
-"""Number of pods of a role whose events are listed at a time. The other pods are most likely held up by the same
-cause."""
+"""Maximum number of pods of each role whose events are listed at a time. The other pods are most likely held up by the
+same cause."""
 REASONS = {
     "FailedMount": "VolumeNotMounted",
     "FailedMapVolume": "VolumeNotMounted",
@@ -55,9 +55,9 @@ REASONS = {
 }
 """The condition's reason for each reason of an event; other reasons are used unchanged."""
 MOVED_ON = frozenset({"Pulling", "Pulled", "Created", "Started", "SuccessfulCreate"})
-"""Reasons of events that show that a pod or Job has overcome an earlier trouble."""
+"""Reasons of events that show that a pod or Job has recovered from an earlier problem."""
 WAITS = "WaitsForFeeders"
-"""The reason while trainers are not created because too few feeders serve."""
+"""The condition's reason while trainers are not created because too few feeders serve."""
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _NOISE = (
     (re.compile(r"\b[0-9a-f]{32,}\b"), "…"),
@@ -69,7 +69,7 @@ them."""
 
 @dataclass(frozen=True, slots=True)
 class ConditionState:
-    """A condition without its times."""
+    """The state of a condition, without its times."""
 
     holds: bool | None
     """True if the condition holds; None if unknown."""
@@ -85,7 +85,7 @@ class ConditionState:
 
 @dataclass(frozen=True, slots=True)
 class EventQuery:
-    """An object whose events may contain a cause."""
+    """An object whose events may name the cause of a problem."""
 
     kind: str
     name: str
@@ -103,24 +103,24 @@ class Queries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RoleHealth:
-    """The pods of one role, and their troubles."""
+    """The pods of one role, and their problems."""
 
     role: Role
     pods: tuple[Manifest, ...]
     """Pods that are neither being deleted nor replaced by another pod."""
     trouble: Trouble | None
-    """The first trouble in the status of one of `pods`."""
+    """The first problem in the statuses of `pods`."""
     replaced: Trouble | None
-    """The first trouble of pods that their Deployment has replaced. Such pods remain, for example after an eviction."""
+    """The first problem of pods that their Deployment has replaced. Such pods remain, for example after an eviction."""
     culprit: Trouble | None
-    """The first trouble of any pod of the attempt, including pods being deleted. For example, an evicted trainer that
+    """The first problem of any pod of the attempt, including pods being deleted. For example, an evicted trainer that
     has brought down the others is itself being deleted."""
     leaving: tuple[Manifest, ...]
     """Pods that are being deleted."""
     held_up: tuple[tuple[EventQuery, datetime], ...]
     """Objects that wait for something not named in their status, each with the time at which the wait began."""
     event_trouble: Trouble | None
-    """The trouble that events report about an object in `held_up`: the first one in order, if any."""
+    """The first problem that events report about the objects in `held_up`, in their order; None if there is none."""
 
     @property
     def cause(self) -> Trouble | None:
@@ -134,26 +134,26 @@ class Health:
 
     roles: Mapping[Role, RoleHealth]
     trouble: Trouble | None
-    """The first trouble in the status of a pod that was not replaced, including pods being deleted."""
+    """The first problem in the statuses of pods that were not replaced, including pods being deleted."""
     head_pods: ConditionState
-    """It holds if the head's pod is ready."""
+    """State that holds if the head's pod is ready."""
     feeder_pods: ConditionState
-    """It holds if at least `minAvailable` feeder pods are ready."""
+    """State that holds if at least `minAvailable` feeder pods are ready."""
     sidecars: ConditionState
-    """It holds if each trainer pod's sidecar listens."""
+    """State that holds if the sidecar of each trainer pod listens."""
     trainer_pods: ConditionState
-    """It holds if all trainer pods are running."""
+    """State that holds if all trainer pods are running."""
     trainers_running: int
     """Number of trainer pods that run or have succeeded."""
 
     @property
     def event_trouble(self) -> Trouble | None:
-        """The trouble that events report about a role: the first one in order, if any."""
+        """The first problem that events report about a role, in the order of the roles; None if there is none."""
         return next((role.event_trouble for role in self.roles.values() if role.event_trouble), None)
 
 
 def diagnose(observed: Observed) -> Health:
-    """Diagnoses all pods, and reads the status of each only once."""
+    """Diagnoses all pods, reading the status of each only once."""
     found = [(pod, trouble_of(pod)) for pod in observed.pods]
     roles = {role: _role(observed, role, found) for role in Role}
     if observed.job.spec.trainers.attached:
@@ -191,7 +191,8 @@ def queries(roles: Iterable[RoleHealth], now: datetime) -> Queries:
 
 
 def meaning(query: EventQuery, events: Iterable[Mapping[str, Any]]) -> Trouble | None:
-    """Returns the trouble in the newest warning; None if there is none, or the object has overcome it since."""
+    """Returns the problem that the newest warning reports; None if there is no warning, or the object has since
+    recovered."""
     found = sorted(events, key=moment_of)
     warnings = [event for event in found if event.get("type") == "Warning"]
     if not warnings:
@@ -265,7 +266,7 @@ def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) 
 def _trainer_pods(
     observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool], what: str
 ) -> ConditionState:
-    """Returns the state of the trainer pods. It holds if all `replicas` of them satisfy `does`."""
+    """Returns the state of the trainer pods, which holds if all `replicas` pods satisfy `does`."""
     job = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
     if job is not None and suspended(job):
         name = job["metadata"]["name"]
@@ -293,7 +294,8 @@ def _waiting(observed: Observed) -> str:
 
 
 def _starts(health: RoleHealth, count: str) -> ConditionState:
-    """Returns the state of pods that start without a known trouble. They may wait for pods that are being deleted."""
+    """Returns the state of pods that are starting without a known problem. They may be waiting for pods that are being
+    deleted."""
     if not health.leaving:
         return ConditionState(False, "PodsStart", count)
     first = min(health.leaving, key=lambda pod: str(pod["metadata"]["deletionTimestamp"]))["metadata"]
@@ -393,7 +395,7 @@ def _made(thing: Mapping[str, Any]) -> datetime:
 
 
 def moment_of(event: Mapping[str, Any]) -> datetime:
-    """Returns the time at which an event was last observed, from whichever field has it."""
+    """Returns the time at which an event was last observed, from whichever field contains that time."""
     series = event.get("series") or {}
     found = (
         series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"),

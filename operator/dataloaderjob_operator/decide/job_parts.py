@@ -24,9 +24,9 @@ STARTS = frozenset(
         WAITS,
     }
 )
-"""Reasons of parts that are merely starting, which are no cause for concern."""
+"""Reasons that show that a part is merely starting, so that nothing is wrong."""
 Parts = Mapping[ConditionType, ConditionState]
-"""HeadReady, FeedersReady, SidecarsReady and TrainersReady."""
+"""The states of the conditions HeadReady, FeedersReady, SidecarsReady and TrainersReady."""
 
 
 def parts(observed: Observed, health: Health) -> Parts:
@@ -46,7 +46,7 @@ def serves(found: Parts, *, attaches: bool = False) -> bool:
 
 def lacking_parts(found: Parts, *, attaches: bool) -> list[ConditionState]:
     """Returns the parts that do not serve. Attached pods that are starting do not count. Neither do failures of their
-    own containers or nodes, because those concern the pods' controllers."""
+    own containers or nodes, because the pods' controllers are responsible for these."""
 
     def excused(kind: ConditionType, state: ConditionState) -> bool:
         lacks = kind is ConditionType.SIDECARS_READY and state.reason in STARTS | {NODE_UNREACHABLE}
@@ -56,7 +56,7 @@ def lacking_parts(found: Parts, *, attaches: bool) -> list[ConditionState]:
 
 
 def _head(observed: Observed, pods: ConditionState) -> ConditionState:
-    """Returns the state of the head. It serves if its pod is ready, and the supervisor in the pod answers and is
+    """Returns the state of the head. The head serves if its pod is ready, and the supervisor in the pod answers and is
     connected to Ray."""
     supervisor = observed.supervisor
     if not pods.holds:
@@ -81,8 +81,8 @@ def _head(observed: Observed, pods: ConditionState) -> ConditionState:
 
 
 def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
-    """Returns the state of the feeders. They serve if the supervisor reports enough of them for `minAvailable` pods,
-    and no trainer is stuck on an error from a feeder."""
+    """Returns the state of the feeders. The feeders serve if the supervisor reports enough of them for `minAvailable`
+    pods, and no trainer is stuck on an error from a feeder."""
     supervisor, serving = observed.supervisor, observed.serving()
     needed = observed.job.spec.feeders.min_available
     if pods.holds is None:

@@ -31,8 +31,8 @@ def job_status(
     setup: OperatorConfig, now: datetime, *, made: Sequence[Condition], loader: LoaderStatus,
     injection: dict[str, Any] | None,
 ) -> DataLoaderJobStatus:  # fmt: skip
-    """Builds the status. `made`: all conditions. `loader`: the metrics. `injection`: the parts that labeled pods
-    get."""
+    """Builds the status. `made`: all conditions. `loader`: the metrics. `injection`: the parts that are added to
+    labeled pods."""
     up = serves(found, attaches=observed.job.spec.trainers.attached)
     return DataLoaderJobStatus(
         observed_generation=observed.generation,
@@ -73,7 +73,8 @@ def _scheduled_at(
     observed: Observed, result: StageResult, queue: QueuedRole | None, now: datetime
 ) -> str | None:
     """Returns the time since which no part of the job has waited in a queue; None while a part waits, or the job is
-    suspended. The time is also None while a job that attaches pods has none, because nothing waits for it."""
+    suspended. The time is also None while a job that attaches pods has no attached pods, because nothing waits for the
+    job."""
     nobody = observed.job.spec.trainers.attached and not attached.pods(observed)
     if result.stage in HELD or queue is not None or nobody:
         return None
@@ -81,7 +82,8 @@ def _scheduled_at(
 
 
 def _served_at(observed: Observed, result: StageResult, now: datetime, *, serves: bool) -> str | None:
-    """Returns the time at which the job met its startup deadline; None if it has not met it yet, or has no feeders."""
+    """Returns the time at which the job met its startup deadline; None if it has not met the deadline yet, or has no
+    feeders."""
     if result.stage in HELD or result.stage is Stage.IDLE:
         return None
     met = {Stage.RUNNING, Stage.RESTARTING, Stage.SERVING, *({Stage.WAITING} if serves else ())}

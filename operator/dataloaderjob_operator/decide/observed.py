@@ -1,6 +1,5 @@
-"""One job as the operator observed it: its children, its supervisor's report and the troubles of its pods. The module
-also reads the common fields of objects, and formats times. Pure.
-"""
+"""One job as the operator observed it: its children, its supervisor's report and the problems of its pods. The module
+also reads the common fields of objects, and formats times. Pure."""
 
 from __future__ import annotations
 
@@ -43,19 +42,19 @@ class Trouble:
 
     pod: str
     container: str
-    """Empty if the trouble concerns the whole pod."""
+    """Name of the container; empty if the problem concerns the whole pod."""
     reason: str
     """CamelCase, for a condition."""
     message: str
     kind: str = "pod"
-    """The kind of the object named by `pod`; a Job whose pods are refused has no pod."""
+    """The kind of the object that `pod` names. If pods of a Job are refused, the object is the Job itself."""
     ended_at: datetime | None = None
     """The time at which the pod or container ended for good; None if it may still start."""
     is_root: bool = False
-    """True if no other pod caused the trouble: the node or the cluster ended the pod or container."""
+    """True if no other pod caused the problem: the node or the cluster ended the pod or container."""
     is_disruption: bool = False
-    """True if the pod's content is not at fault: the cluster ended the pod for its own reasons, or the pod's node is
-    lost."""
+    """True if the pod's own containers are not at fault: the cluster ended the pod for other reasons, or the pod's node
+    is lost."""
 
     def __str__(self) -> str:
         where = f"{self.kind} {self.pod}" + (f", container {self.container}" if self.container else "")
@@ -70,13 +69,13 @@ class Cause:
     """CamelCase, for a condition."""
     text: str
     host: str = ""
-    """Address of the pod with the cause; empty if no pod is the cause, or the pod is unknown."""
+    """Address of the pod that has the cause; empty if no pod has it, or the pod is unknown."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorStatus:
-    """The last report of a supervisor. Two reports are equal if they have the same effect on the job; rates do not
-    count."""
+    """The last report of a supervisor. Two reports are equal if they have the same effect on the job; their measures
+    and rates are not compared."""
 
     silent: str = ""
     """The reason why several consecutive polls got no answer; empty while the supervisor answers."""
@@ -85,15 +84,16 @@ class SupervisorStatus:
     desired: int = 0
     """The number of feeder processes that the supervisor keeps."""
     ready: int = 0
-    """Feeder processes that serve."""
+    """Number of feeder processes that serve."""
     ended: bool = False
     """True if all feeders have ended because the operator asked for it."""
     cause: Cause | None = None
-    """The cause of the feeder that `core.supervision.worst` chooses."""
+    """The cause that is reported for the feeder chosen by `core.supervision.worst`."""
     failure: Cause | None = None
-    """The error that a trainer received instead of a batch, if no trainer has taken a batch since."""
+    """The error that a trainer received instead of a batch; None if there was none, or a trainer has taken a batch
+    since."""
     ray: RayStatus = field(default_factory=RayStatus)
-    """The version is missing until Ray has answered the supervisor."""
+    """The status of Ray. Its version is missing until Ray has answered the supervisor."""
     sidecars: int = 0
     """Number of sidecars that are connected to the supervisor."""
     ranks: int = 0
@@ -119,7 +119,7 @@ class Observed:
 
     job: DataLoaderJob
     status: DataLoaderJobStatus = field(default_factory=DataLoaderJobStatus)
-    """The last status written."""
+    """The last status that was written."""
     children: Mapping[Key, Manifest] = field(default_factory=dict)
     """Live objects that the job owns, except pods."""
     pods: tuple[Manifest, ...] = ()
@@ -140,7 +140,7 @@ class Observed:
     refused_texts: frozenset[str] = frozenset()
     """Messages that made the API server refuse a status."""
     supervisor: SupervisorStatus | None = None
-    """The supervisor's last report, or the report of its silence; None while it has not been polled."""
+    """The supervisor's last report, or a report that it is silent; None while it has not been polled."""
     scaling: ScalingReport | None = None
     """The autoscaler's last report; None while it has not evaluated the job."""
     written_at: datetime | None = None
@@ -148,7 +148,7 @@ class Observed:
     metrics_at: datetime | None = None
     """The time at which this operator last wrote the loader's metrics."""
     event_troubles: Mapping[str, Trouble] = field(default_factory=dict)
-    """Troubles that events reported about objects that hold up the job, by uid."""
+    """Problems that events reported about objects that hold up the job, by the objects' uids."""
 
     @property
     def attempt(self) -> int:
@@ -173,8 +173,8 @@ class Observed:
         return min(self.status.feeders.ready, int(feeders.get("status", {}).get("readyReplicas") or 0))
 
     def waits_for_feeders(self, attempt: int) -> bool:
-        """Returns True if the trainers of this attempt are held back because too few feeders serve, so that no GPU
-        waits for feeders. Existing trainers are kept, regardless of the feeders."""
+        """Returns True if the trainers of this attempt are held back because too few feeders serve. Holding them back
+        keeps GPUs from waiting for feeders. Existing trainers are kept, regardless of the feeders."""
         there = ("Job", names.trainers(self.job.name, attempt)) in self.children
         return not there and self.serving() < self.job.spec.feeders.min_available
 

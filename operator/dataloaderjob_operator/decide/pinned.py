@@ -1,6 +1,6 @@
 """The parts of a job that pods keep from their start, even if the spec or the operator changes. These parts are the
-pods' settings, a template made by another version of the operator, the sidecar image of a job's trainers, and the image
-of a serving head. Pure.
+pods' settings, a template built by another version of the operator, the sidecar image of a job's trainers, and the
+image of a serving head. Pure.
 
 Settings are stored in ConfigMaps that never change (`objects.settings`). A ConfigMap is created when a workload needs
 it, and deleted when no workload needs it any longer.
@@ -37,8 +37,8 @@ def first_setup(observed: Observed, setup: OperatorConfig) -> OperatorConfig:
 
 
 def with_keys(job: str, child: Callable[[Key], Manifest | None]) -> str | None:
-    """Returns the name of the Secret with the keys of a job's live pods; None if it has none. If the head exists, its
-    Secret counts, because the head accepts the other pods."""
+    """Returns the name of the Secret with the keys of a job's live pods; None if it has none. If the head exists, the
+    result is the head's Secret, because the other pods authenticate to the head."""
     workload = child(("Deployment", names.head(job))) or child(("Deployment", names.feeders(job))) or {}
     return secret_of(workload.get("spec", {}).get("template") or {})
 
@@ -86,8 +86,9 @@ def _kept(observed: Observed, child: Manifest) -> Manifest:
 
 
 def _with_own_image(child: Manifest, live: Manifest) -> Manifest:
-    """Keeps the image of a serving head. Feeders do not survive their head, so at first, only new feeders get a new
-    image. Any other change by the user replaces the head, and the replacement gets the new image."""
+    """Keeps the image of a serving head, because feeders do not survive a replacement of their head. A new image is
+    therefore used only by new feeders at first. Any other change by the user replaces the head, and the replacement
+    gets the new image."""
     wanted, theirs = (thing.get("spec", {}).get("template") or {} for thing in (child, live))
     if role_of(child) != names.Role.HEAD or not live.get("status", {}).get("readyReplicas"):
         return child
@@ -105,12 +106,12 @@ def _with_own_image(child: Manifest, live: Manifest) -> Manifest:
 
 
 def _asked(template: Manifest) -> object:
-    """Returns the hash of the user's part of a template."""
+    """Returns the hash of the part of a template that comes from the user."""
     return (template["metadata"].get("annotations") or {}).get(names.ANNOTATION_TEMPLATE)
 
 
 def _recounted(observed: Observed, made: Iterable[Manifest]) -> list[Manifest]:
-    """Returns the settings of a head that stays, with the current number of feeders."""
+    """Returns the settings of a head that is not replaced, with the current number of feeders."""
     known = {key_of(child) for child in made}
     for child in made:
         if key_of(child) != ("Deployment", names.head(observed.job.name)):

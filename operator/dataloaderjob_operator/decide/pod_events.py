@@ -1,8 +1,8 @@
 """Events about attached pods and their controllers. Pure.
 
-Pods with the label attach to the job that the label names. Admission refuses most pods whose job does not exist, or
-creates its own trainers. Some exist nevertheless: they were injected from a file, are older than the guard, or have
-outlived their job. Their controllers then get an event.
+Pods with the label attach to the job that the label names. Admission refuses most pods whose job does not exist or
+creates its own trainers. Some of these pods exist nevertheless: they were injected from a file, are older than the
+guard, or have outlived their job. The operator then records an event about their controller.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataloaderjob_operator.decide.events import Controller, JobEvent, Reason
 from dataloaderjob_operator.names import LABEL_INJECT
 
 _CONTROLLER = {"api_version": "apiVersion", "kind": "kind", "name": "name", "uid": "uid"}
-"""The field of an owner reference for each field of Controller."""
+"""The fields of Controller, each with the corresponding field of an owner reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ def of_pods(
     job: str, before: Mapping[str, AttachedPod], after: Mapping[str, AttachedPod]
 ) -> tuple[JobEvent, ...]:
     """Returns the events about pods that attached or left, and about the controllers whose first pods attached. Both
-    maps contain the attached pods by uid."""
+    mappings contain the attached pods by uid."""
     came = (
         (Reason.ATTACHED, after[uid], "has the sidecar and receives batches", uid)
         for uid in after
@@ -59,7 +59,7 @@ def of_pods(
 
 
 def of_missing_job(namespace: str, job: str, pods: Iterable[Mapping[str, Any]]) -> tuple[JobEvent, ...]:
-    """Returns the events about pods whose label names a job that does not exist, one for each controller."""
+    """Returns one event for each controller of pods whose label names a job that does not exist."""
     text = (
         f"the label {LABEL_INJECT} names {KIND} {namespace}/{job}, which does not exist, so no feeder makes batches for"
         " these pods: create it, or remove the label"
@@ -68,7 +68,7 @@ def of_missing_job(namespace: str, job: str, pods: Iterable[Mapping[str, Any]]) 
 
 
 def of_own_trainers(job: str, pods: Iterable[Mapping[str, Any]]) -> tuple[JobEvent, ...]:
-    """Returns the events about pods whose label names a job that creates its own trainers, one for each controller."""
+    """Returns one event for each controller of pods whose label names a job that creates its own trainers."""
     text = (
         f"the label {LABEL_INJECT} names {KIND} {job}, which creates its own trainers (spec.trainers.job), so its"
         " feeders make no batches for these pods: name a job with spec.trainers.attach, or remove the label"

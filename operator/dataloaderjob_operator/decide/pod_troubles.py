@@ -1,6 +1,5 @@
-"""The trouble of one pod, found in its status: the pod has no node, the cluster ended it, or a container waits or
-failed. Pure.
-"""
+"""The problem with one pod, found in its status: the pod has no node, the cluster ended it, or a container waits or
+failed. Pure."""
 
 from __future__ import annotations
 
@@ -29,18 +28,18 @@ BY_WAITING = {
     "StartError": "ContainerNotStarted",
     "CrashLoopBackOff": CRASHES,
 }
-"""Reasons of waiting containers that count as troubles, and the condition's reason for each."""
+"""Reasons of waiting containers that count as problems, and the condition's reason for each."""
 DISRUPTIONS = frozenset(
     {
         "Evicted", "Preempting", "Preempted", "NodeShutdown", "Shutdown", "Terminated", "NodeLost",
         "TerminationByKubelet", "NodeAffinity", "UnexpectedAdmissionError", "TopologyAffinityError",
     }
 )  # fmt: skip
-"""Reasons of pods that their node ended or did not admit. Reasons that begin with OutOf, such as OutOfcpu, also
-count."""
+"""Reasons in the statuses of pods that their node ended or did not admit. Reasons that begin with OutOf, such as
+OutOfcpu, also count."""
 _OWN_LIMIT = re.compile(r"\bexceed(s|ed) (the|its)\b.*\b(limit|local ephemeral storage)")
-"""The kubelet's message for an eviction that is the pod's own fault, because it exceeds a limit of its volumes or its
-disk."""
+"""The kubelet's message for an eviction that is the pod's own fault, because the pod exceeds a limit on its volumes or
+its local storage."""
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 KILLED_S = 60.0
@@ -62,8 +61,9 @@ def first_exit_codes(pods: Iterable[Pod]) -> frozenset[int]:
 
 
 def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
-    """Chooses the trouble to report: pods that the node or cluster ended come before pods that failed on their own,
-    then the earliest in time, then the first pod by name. This order keeps the text stable."""
+    """Chooses the problem to report. A problem caused by the node or the cluster takes precedence over a pod's own
+    failure. Among equals, the earliest takes precedence, and then the first by the pod's name. This order keeps the
+    text stable."""
 
     def order(trouble: Trouble) -> tuple[bool, datetime, str]:
         return not trouble.is_root, trouble.ended_at or _NEVER, trouble.pod
@@ -72,7 +72,8 @@ def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
 
 
 def killed_of_late(pod: Pod, now: datetime) -> Trouble | None:
-    """Returns the out-of-memory kill of a container within the last KILLED_S, even if the container is ready again.
+    """Returns the out-of-memory kill of a container within the last KILLED_S seconds, even if the container is ready
+    again.
 
     On cgroup v2, an out-of-memory kill ends the whole container. The container then restarts, and serves until the next
     kill.
@@ -121,8 +122,8 @@ def _evicted(pod: Pod) -> Iterator[Trouble]:
 
 
 def _disrupted(pod: Pod) -> Iterator[Trouble]:
-    """Yields the disruption of a pod that Kubernetes ends. Kubernetes sets a condition for it before the containers
-    end."""
+    """Yields the disruption of a pod that Kubernetes ends. Kubernetes sets a condition for the disruption before the
+    containers end."""
     condition = condition_of(pod, "DisruptionTarget") or {}
     if condition.get("status") == "True":
         text = condition.get("message") or "terminated by the cluster"
@@ -131,7 +132,7 @@ def _disrupted(pod: Pod) -> Iterator[Trouble]:
 
 
 def lost_node(pod: Pod) -> Trouble | None:
-    """Returns a trouble if the pod's node does not answer; None if it does."""
+    """Returns the problem that the pod's node does not answer; None if the node answers."""
     return next(_on_lost_node(pod), None)
 
 
@@ -149,8 +150,8 @@ def node_of(pod: Pod) -> str:
 def node_silent_since(pod: Pod) -> datetime | None:
     """Returns the time at which the cluster declared the pod's node lost; None if it has not.
 
-    Kubernetes then marks the pod as not ready, and leaves the rest of the status as the kubelet last reported it:
-    containers that are ready, and no reason.
+    Kubernetes then marks the pod as not ready, and leaves the rest of the status as the kubelet last reported it: the
+    containers are ready, and no reason is given.
     """
     status, ready = pod.get("status", {}), condition_of(pod, "Ready") or {}
     silent = (
@@ -209,7 +210,8 @@ def _ended(pod: Pod) -> Iterator[Trouble]:
 
 
 def _brought_down(pod: Pod, at: datetime | None) -> Iterator[Trouble]:
-    """Yields a container that ran out of memory and runs again, if its end made another container fail."""
+    """Yields the problem of a container that ran out of memory and runs again, if its end made another container
+    fail."""
     for status in _containers(pod):
         ended = status.get("lastState", {}).get("terminated")
         killed_at = _end_of(ended)
@@ -220,7 +222,8 @@ def _brought_down(pod: Pod, at: datetime | None) -> Iterator[Trouble]:
 
 
 def _tries_again(pod: Pod) -> Iterator[Trouble]:
-    """Yields a container that runs between two crashes: the trouble persists until the container is ready."""
+    """Yields the problem of a container that runs between two crashes. The problem persists until the container is
+    ready."""
     for status in _containers(pod):
         ended = status.get("lastState", {}).get("terminated") or {}
         if "running" in status.get("state", {}) and not status.get("ready") and ended.get("exitCode", 0):
@@ -232,12 +235,12 @@ def _tries_again(pod: Pod) -> Iterator[Trouble]:
 _CHECKS: tuple[Callable[[Pod], Iterator[Trouble]], ...] = (
     _unscheduled, _evicted, _disrupted, _on_lost_node, _waiting, _ended, _tries_again,
 )  # fmt: skip
-"""Checks in order. The first one that applies finds the cause; later ones would find its consequences."""
+"""The checks, in order. The first check that applies finds the cause; later checks would find its consequences."""
 
 
 def _starts_again(pod: Pod, status: Mapping[str, Any]) -> bool:
-    """Returns True if the node restarts an ended container. It restarts a native sidecar even if the pod's restart
-    policy is `Never`."""
+    """Returns True if the node restarts an ended container. The node restarts a native sidecar even if the pod's
+    restart policy is `Never`."""
     spec = pod.get("spec", {})
     own = (c.get("restartPolicy") for c in spec.get("initContainers") or () if c["name"] == status["name"])
     return bool((next(own, None) or spec.get("restartPolicy")) != "Never")

@@ -14,18 +14,18 @@ RESOURCE = "rayclusters.ray.io"
 ROOT = "/apis/ray.io/v1"
 GCS_PORT = 6379
 PORT_NAMES = ("gcs-server", "redis")
-"""Names of the GCS's port in the head's Service. Earlier versions of KubeRay call it redis."""
+"""Names of the GCS's port in the head's Service. Earlier versions of KubeRay call the port redis."""
 MAX_NAME = 50
 """Maximum length of a Service's name. KubeRay shortens longer names."""
 
 
 @dataclass(frozen=True, slots=True)
 class RayCluster:
-    """The last lookup of a RayCluster."""
+    """The result of the last lookup of a RayCluster."""
 
     name: str
     address: str = ""
-    """host:port of the cluster's GCS; empty while unknown."""
+    """host:port of the cluster's GCS; empty while the address is unknown."""
     missing: str = ""
     """The missing object and the remedy; empty once the address is known."""
 
@@ -44,7 +44,8 @@ def reported_service(cluster: Mapping[str, Any]) -> str:
 
 
 def address(service: Mapping[str, Any], namespace: str, domain: str) -> str:
-    """Returns the GCS's address from the head's Service. `domain`: the cluster's DNS domain; if empty, pods add it."""
+    """Returns the GCS's address from the head's Service. `domain`: the Kubernetes cluster's DNS domain; if empty, pods
+    add it."""
     ports = _mapping(service.get("spec")).get("ports")
     by_name = {str(port.get("name")): port.get("port") for port in ports or () if isinstance(port, Mapping)}
     port = next((by_name[name] for name in PORT_NAMES if type(by_name.get(name)) is int), GCS_PORT)
@@ -53,8 +54,8 @@ def address(service: Mapping[str, Any], namespace: str, domain: str) -> str:
 
 
 def no_service(cluster: str, service: str, *, readable: bool, exists: bool) -> str:
-    """Describes the object that the job waits for while the head's Service is missing. `readable`: the operator may
-    read RayClusters; `exists`: the RayCluster exists."""
+    """Describes the object that the job waits for while the head's Service is missing. `readable`: True if the operator
+    has permission to read RayClusters. `exists`: True if the RayCluster exists."""
     if exists:
         return f"RayCluster {cluster} exists, but its head's Service {service} does not yet: KubeRay will create it"
     text = f"neither RayCluster {cluster} nor its head's Service {service} exists in the job's namespace"

@@ -1,4 +1,4 @@
-"""The translation of the API server's message about a refused child, in terms of the job's own fields. Pure.
+"""The translation of the API server's message about a refused child into a message about the job's own fields. Pure.
 
 A path in the child is followed through the user's template in parallel. List entries are matched by their identifying
 field, because the operator puts its own entries before the user's.
@@ -22,22 +22,22 @@ from dataloaderjob_operator.objects.pods import INHERITED, TMP
 from dataloaderjob_operator.objects.supervisor import TMP as SUPERVISOR_TMP
 
 NO_DRY_RUN = "does not support dry run"
-"""The API server's message if an admission webhook has side effects, and so does not support dry runs."""
+"""The API server's message if an admission webhook has side effects, and therefore does not support dry runs."""
 _SAYS_NOTHING = (
     NO_DRY_RUN,
-    'cannot create resource "pods"',  # a chart of an earlier release does not grant this right
-    "exceeded quota",  # it may be freed later; until then, events report it
+    'cannot create resource "pods"',  # a chart of an earlier release does not grant this permission
+    "exceeded quota",  # quota may be freed later; until then, events report the refusal
     "status unknown for quota",  # the quota is new
     "error looking up service account",  # the account may be created after the job
     "cannot be handled as a Pod",  # a value that server-side apply of the workload has converted
-    "admission webhook",  # it may depend on the pod's creator or owner
+    "admission webhook",  # the answer may depend on the pod's creator or owner
     "failed calling webhook",
     "ValidatingAdmissionPolicy",
 )
 """Messages (Kubernetes 1.34) about a pod refused in a dry run, although the job's own pods may be accepted."""
 _NAMED_BY_PODS = {"no PriorityClass": "priorityClassName", "RuntimeClass": "runtimeClassName"}
-"""Messages (Kubernetes 1.34) about a pod refused because of an object that it names, each with the field that names the
-object."""
+"""Messages (Kubernetes 1.34) about a pod that is refused because of an object that the pod names, each with the field
+that names the object."""
 TRAINERS, FEEDERS, HEAD = (
     "spec.trainers.job.template",
     "spec.feeders.template",
@@ -89,7 +89,8 @@ def of_a_pod(message: str, workload: Manifest) -> str:
 
 
 def explain(message: str, child: Manifest, job: DataLoaderJob) -> str:
-    """Returns a message in which the job's fields replace the child's, if the user set them."""
+    """Returns the message with the child's fields replaced by the job's fields from which they come, if the user set
+    these."""
     role = child["metadata"].get("labels", {}).get(names.LABEL_ROLE)
     template = child.get("spec", {}).get("template")
     if role is None or template is None:
@@ -114,7 +115,8 @@ def _tokens(path: str) -> list[_Token]:
 
 
 def _odd_values(value: Any, path: tuple[_Token, ...]) -> Iterator[tuple[tuple[_Token, ...], Any, str]]:
-    """Yields values that should be quantities but are not, and fractions elsewhere, each with a replacement."""
+    """Yields values that should be quantities but are not, and floating-point numbers elsewhere. Each item contains the
+    value's path, the value, and a description of a valid value."""
     entries: Iterable[tuple[_Token, Any]] = value.items() if isinstance(value, Mapping) else ()
     for key, inner in enumerate(value) if isinstance(value, list) else entries:
         here = (*path, key)

@@ -64,12 +64,13 @@ class RefusedPod:
 
     @property
     def identity(self) -> tuple[str, str]:
-        """The refusal's identity, which is the same when it is repeated."""
+        """The refusal's identity, which stays the same when the refusal is repeated."""
         return self.uid, self.cause
 
     @property
     def source(self) -> Key | None:
-        """The object with the pod template; None if the operator may not read its kind."""
+        """The object with the pod template; None if the operator does not have permission to read objects of its
+        kind."""
         if not _NAME.fullmatch(self.name):  # the name becomes part of a path, and anyone may create an event
             return None
         if self.kind == "Job":
@@ -115,8 +116,8 @@ def label_of(owner: Manifest) -> str:
 
 
 def explained(refusal: RefusedPod, owner: Manifest | None, job: DataLoaderJob, setup: OperatorConfig) -> str:
-    """Returns the cause of a refusal. The guard gives only a general cause, so this function injects into the pod
-    template to find the precise one. `owner`: the object with the template; None if the operator cannot read it."""
+    """Returns the cause of a refusal. The guard gives only a general cause, so this function tries to inject the pod
+    template to find the precise cause. `owner`: the object with the template; None if the operator cannot read it."""
     if GUARDED not in refusal.cause or owner is None:
         return refusal.cause
     try:
@@ -128,8 +129,8 @@ def explained(refusal: RefusedPod, owner: Manifest | None, job: DataLoaderJob, s
 
 
 def event_of(refusal: RefusedPod, cause: str) -> JobEvent:
-    """Returns the event about a refusal. Its identity changes every AGAIN_S, and does not depend on the operator's
-    restarts."""
+    """Returns the event about a refusal. The event's identity changes every AGAIN_S seconds, and does not depend on
+    restarts of the operator."""
     text = f"{refusal.kind} {refusal.name} cannot create its pods: {cause}"
     period = int(refusal.at.timestamp() // AGAIN_S)
     once = f"{refusal.uid}/{refusal.cause}/{period}"

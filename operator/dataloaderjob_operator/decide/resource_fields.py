@@ -1,4 +1,4 @@
-"""Fields of the manifest that set the resources of a job's pods, for messages about them. Pure."""
+"""Fields of the manifest that set the resources of a job's pods, for messages about these resources. Pure."""
 
 from __future__ import annotations
 

@@ -31,16 +31,16 @@ from dataloaderjob_operator.decide.pod_troubles import (
 )
 
 LONGEST_PAUSE_S = 300.0
-"""Maximum pause before a restart, the same as the kubelet's for containers."""
+"""Maximum pause before a restart, in seconds; the same as the kubelet's for containers."""
 MAX_DISRUPTIONS = 50
 """Number of consecutive disruptions without progress after which a job fails. Including pauses, they take four
 hours."""
 FORGETS_AFTER_S = 600.0
 """Seconds for which trainers must run and take batches before earlier restarts are forgotten."""
 AGAIN_S = 30.0
-"""Interval between checks of trainers that have run for FORGETS_AFTER_S but take no batches."""
+"""Interval in seconds between checks of trainers that have run for FORGETS_AFTER_S but take no batches."""
 SETTLE_S = 5.0
-"""Maximum lag of the pods' statuses behind their Job's, in seconds, because each kind has its own watch."""
+"""Seconds for which the pods' statuses may lag behind their Job's status, because each kind has its own watch."""
 STUCK_S = 60.0
 """Seconds from the end of a pod's grace period until the pod counts as stuck."""
 SILENT_GRACE_S = 30.0
@@ -49,7 +49,7 @@ terminate."""
 
 
 class FailureKind(Enum):
-    """Kinds of failures of an attempt."""
+    """The kinds of an attempt's failures."""
 
     COUNTED = auto()
     IGNORED = auto()
@@ -101,13 +101,14 @@ def attempt_pods(observed: Observed) -> list[Pod]:
 
 
 def tally_of(observed: Observed) -> Tally:
-    """Returns the counts as last written."""
+    """Returns the counts that were last written."""
     found = observed.status.trainers
     return Tally(found.failures, found.disruptions, found.next_start)
 
 
 def counted(observed: Observed, kind: FailureKind, now: datetime) -> Tally:
-    """Returns the counts with this failure, and the time of the next attempt. The first disruption causes no wait."""
+    """Returns the counts with this failure, and the time of the next attempt. After the first disruption, the next
+    attempt starts without a pause."""
     before, first_s = tally_of(observed), observed.job.spec.trainers.own.failure_policy.backoff_seconds
     is_disruption = kind is FailureKind.IGNORED
     failures, disruptions = before.failures + (not is_disruption), before.disruptions + is_disruption
@@ -131,7 +132,8 @@ def waits_until(observed: Observed, now: datetime) -> datetime | None:
 
 
 def forgets_at(observed: Observed) -> datetime | None:
-    """Returns the time from which progress makes the operator forget earlier restarts; None if there are none."""
+    """Returns the time from which progress makes the operator forget earlier restarts; None if there were none, or the
+    trainers do not run."""
     found, runs = observed.status.trainers, observed.status.condition(ConditionType.TRAINERS_READY)
     if not (found.failures or found.disruptions) or runs is None or runs.status != "True":
         return None

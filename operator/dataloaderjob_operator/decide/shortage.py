@@ -21,7 +21,7 @@ LATE = "ProgressDeadlineExceeded"
 
 def shortage(observed: Observed, health: Health, now: datetime) -> ConditionState | None:
     """Returns the cause if fewer feeders serve than wanted, or if feeders run out of memory. Otherwise returns the
-    state of a rolling update; None if there is none."""
+    state of a rolling update; None if no update is in progress."""
     feeders = health.roles[Role.FEEDER]
     wanted, serving = observed.job.spec.feeders.replicas, observed.serving()
     live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {"metadata": {}})
@@ -44,7 +44,8 @@ def shortage(observed: Observed, health: Health, now: datetime) -> ConditionStat
 
 
 def told_until(health: Health, now: datetime) -> datetime | None:
-    """Returns the time at which the report of a feeder container's out-of-memory kill ends; None if there is none."""
+    """Returns the time until which a feeder container's out-of-memory kill is reported; None if there is no such
+    report."""
     found = first_trouble(killed_of_late(pod, now) for pod in health.roles[Role.FEEDER].pods)
     return None if found is None or found.ended_at is None else found.ended_at + timedelta(seconds=KILLED_S)
 
@@ -72,7 +73,7 @@ def _refused(live: Manifest) -> str:
 
 
 def _late(live: Manifest, feeders: RoleHealth) -> str:
-    """Describes new pods that are not ready although their status shows nothing wrong; empty if there are none."""
+    """Describes new pods that are not ready although their statuses show nothing wrong; empty if there are none."""
     progress = condition_of(live, "Progressing") or {}
     if progress.get("status") != "False" or progress.get("reason") != LATE:
         return ""

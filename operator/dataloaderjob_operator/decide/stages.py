@@ -1,6 +1,5 @@
-"""The stage of a job's life, determined by the first rule that applies, and the children wanted in it. Pure: callers
-pass the time.
-"""
+"""The stage of a job's life, determined by the first rule that applies, and the children wanted in that stage. Pure:
+callers pass the time."""
 
 from __future__ import annotations
 
@@ -42,7 +41,7 @@ class Stage(StrEnum):
     COMPLETE = "Complete"
     """All trainers ended with exit code 0."""
     FAILED = "Failed"
-    """The job ended in any other way."""
+    """The job ended without success, for example because a trainer failed or a deadline passed."""
 
 
 class ChildPart(StrEnum):
@@ -56,7 +55,7 @@ class ChildPart(StrEnum):
 ATTACHED = frozenset({Stage.WAITING, Stage.SERVING, Stage.IDLE})
 """Stages that only a job with attached trainers can be in, in addition to the stages of all jobs."""
 AT_WORK = frozenset({Stage.RUNNING, *ATTACHED})
-"""Stages in which nothing is being started or ended on purpose."""
+"""Stages in which the operator neither starts nor ends the job as a whole."""
 MOVING = frozenset({Stage.STARTING, Stage.RESTARTING, Stage.SUSPENDING})
 HELD = frozenset({Stage.SUSPENDING, Stage.SUSPENDED})
 ENDED = frozenset({Stage.COMPLETE, Stage.FAILED})
@@ -76,7 +75,7 @@ class StageResult:
     attempt: int = 0
     """The attempt to which the wanted trainers belong."""
     tally: Tally | None = None
-    """The new restart counts; None if unchanged."""
+    """The new restart counts; None if they are unchanged."""
     queue: ConditionState | None = None
     """The reason why the job is queued; None if it is not queued."""
 
@@ -168,8 +167,8 @@ def _held(observed: Observed, attempt: int, now: datetime) -> StageResult:
 
 
 def _restarting(observed: Observed, attempt: int, now: datetime) -> StageResult | None:
-    """Returns the pause before an attempt, or a new attempt because the name of the current attempt's Job is still in
-    use; None if neither applies."""
+    """Returns the result for a pause before an attempt, or for a new attempt because the name of the current attempt's
+    Job is still in use; None if neither applies."""
     if restarts.waits_until(observed, now) is not None:
         why = observed.status.condition(ConditionType.PROGRESSING)
         reason, message = ("TrainerFailed", "") if why is None else (why.reason, why.message)
@@ -208,8 +207,8 @@ def _late(observed: Observed, health: Health, queue: QueuedRole | None, now: dat
 
 
 def _rejected(observed: Observed) -> StageResult | None:
-    """Returns the failure of a job that has not served yet, and whose existing Ray cluster has mismatched versions;
-    None otherwise."""
+    """Returns the failure of a job that has not served yet and cannot use its existing Ray cluster because of
+    mismatched versions; None otherwise."""
     text = "" if _served(observed) else external.refusal(observed)
     return StageResult(Stage.FAILED, external.DIFFERS, text, observed.attempt) if text else None
 

@@ -24,7 +24,7 @@ MAX_SIDECARS = 1024
 MAX_RANKS = 1_000_000
 MAX_NAME = 253
 MAX_CONTAINERS = 16_384
-"""Maximum number of objects and lists in a status. A brief status of 1,024 sidecars contains 2,100."""
+"""Maximum number of objects and lists in a status. A brief status of 1,024 sidecars contains 2,100 of them."""
 MAX_VALUES = 65_536
 _NAME_NBYTES = 8
 _COUNTERS = struct.Struct(f"<{len(READ)}Q")
@@ -36,7 +36,7 @@ _NOTABLE: Mapping[str, float] = {
     "occupancy_percent": 10.0,
 }
 """Minimum change of each metric that is worth a write. The change must also exceed NOTABLE_SHARE of the written value.
-For a small percentage, a change by half its value is noise."""
+In a small percentage, even a change by half its value is noise."""
 NOTABLE_SHARE = 0.05
 
 
@@ -72,8 +72,8 @@ def readings(message: Mapping[str, Any]) -> Readings:
 
 
 def pack(found: Readings) -> bytes:
-    """Packs the counters of sidecars. The packed counters of a thousand sidecars take 110 KB. As objects, they would
-    take twenty times as much."""
+    """Packs the counters of sidecars. Packed, the counters of a thousand sidecars take 110 KB. As Python objects, they
+    would take twenty times as much."""
     return b"".join(
         hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=_NAME_NBYTES).digest()
         + _COUNTERS.pack(*(counters[counter] for counter in READ))
@@ -82,7 +82,7 @@ def pack(found: Readings) -> bytes:
 
 
 def unpack(packed: bytes) -> Readings:
-    """Returns packed counters, with a hash for each name."""
+    """Unpacks counters. Returns them by a hash of each sidecar's name."""
     size = _NAME_NBYTES + _COUNTERS.size
     return {
         packed[at : at + _NAME_NBYTES].hex(): dict(

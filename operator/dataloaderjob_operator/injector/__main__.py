@@ -24,8 +24,8 @@ log = logging.getLogger("dataloaderjob_operator.injector")
 PORT = 9443
 METRICS_PORT = 9440
 LEAVE_S = 5.0
-"""Seconds after SIGTERM during which the injector still answers. Services learn only after a moment that a pod is
-terminating."""
+"""Seconds after SIGTERM during which the injector still answers, because the API server may still send it requests
+until its Service drops the terminating pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -26,7 +26,7 @@ class ReviewResult(StrEnum):
 
     INJECTED = "injected"
     UNCHANGED = "unchanged"
-    """The pod does not have the label, is current, or belongs to another operator's job."""
+    """The pod does not have the label, already has the current sidecar, or belongs to another operator's job."""
     REFUSED = "refused"
     """The pod or its job has to change."""
     FAILED = "failed"
@@ -39,7 +39,7 @@ class BadReview(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Review:
-    """A pod that is being created."""
+    """The review of a pod that is being created."""
 
     uid: str
     namespace: str
@@ -64,14 +64,14 @@ class ReviewAnswer:
 
     result: ReviewResult
     pod: Object | None = None
-    """The injected pod."""
+    """The pod with the sidecar; None if the pod was not injected."""
     message: str = ""
     code: int = FORBIDDEN
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The injector's settings for all jobs, the same as the operator's."""
+    """The injector's settings for all jobs, which match the operator's settings."""
 
     sidecar_image: str
     pull_secrets: tuple[str, ...] = ()
@@ -135,13 +135,14 @@ def _over(job: Object) -> str:
 
 
 def unreadable(review: Review, why: str) -> ReviewAnswer:
-    """Builds the answer for a job that the API server does not return. The pod's controller retries later."""
+    """Builds the answer for a pod whose job could not be read from the API server. The pod's controller retries
+    later."""
     message = f"cannot read {KIND} {review.namespace}/{review.job}, which the label {LABEL} names: {why}"
     return ReviewAnswer(result=ReviewResult.FAILED, message=message, code=UNREADABLE)
 
 
 def response(review: Review, found: ReviewAnswer) -> dict[str, Any]:
-    """Builds the AdmissionReview to send back."""
+    """Builds the AdmissionReview to send in response."""
     allowed = found.result in (ReviewResult.INJECTED, ReviewResult.UNCHANGED)
     made: dict[str, Any] = {"uid": review.uid, "allowed": allowed}
     if not allowed:

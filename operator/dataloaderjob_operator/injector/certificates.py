@@ -1,8 +1,8 @@
 """The injector's certificates: its own authority, and the certificate that it serves. Pure, except that keys are
 random.
 
-A new authority is added to the API server's bundle, next to the previous one, before a certificate from it is served.
-The API server therefore trusts the certificate of every replica at any time.
+A new authority is added to the API server's bundle, next to the previous authority, before a certificate that it issued
+is served. The API server therefore trusts the certificate of every replica at any time.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_DAYS = 730
 CERTIFICATE_DAYS = 90
 RENEW_DAYS = 30
-"""Days before expiry at which a certificate is renewed. The authority is renewed early enough for its certificates to
-have their full validity."""
+"""Number of days before its expiry at which a certificate is renewed. The authority is renewed early enough for its
+certificates to have their full validity."""
 SKEW = timedelta(hours=1)
 """The validity of a certificate begins this long before its creation, to allow for slow clocks."""
 FIELDS = ("ca.crt", "ca.key", "tls.crt", "tls.key")
@@ -36,11 +36,11 @@ class Renewal(Enum):
     NONE = auto()
     CERTIFICATE = auto()
     AUTHORITY = auto()
-    """Both: a new authority, and a certificate from it."""
+    """Both a new authority and a certificate issued by it."""
 
 
 class BadCertificates(Exception):
-    """Stored certificates cannot be read."""
+    """The stored certificates cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,13 +60,13 @@ class Certificates:
         return self.authority + self.previous
 
     def stored(self) -> dict[str, bytes]:
-        """Returns the data of a Secret."""
+        """Returns the certificates and keys as the data of a Secret."""
         values = (self.authority, self.authority_key, self.certificate, self.key)
         return {**dict(zip(FIELDS, values, strict=True)), PREVIOUS: self.previous}
 
 
 def from_stored(data: Mapping[str, bytes]) -> Certificates:
-    """Reads the data of a Secret. Raises BadCertificates."""
+    """Reads certificates and keys from the data of a Secret. Raises BadCertificates."""
     if missing := [name for name in FIELDS if not data.get(name)]:
         raise BadCertificates(f"{', '.join(missing)} missing")
     found = Certificates(

@@ -1,9 +1,9 @@
 """The renewal of the injector's certificates: first in a Secret that all replicas share, then in the API server's
 bundle, and then in this replica's TLS context.
 
-A replica that finds a new authority in the Secret adds it to the bundle. It serves the authority's certificate only
-after the API server has had time to read the bundle. Until then, all replicas serve certificates whose authorities were
-already in the bundle.
+A replica that finds a new authority in the Secret adds the authority to the bundle. The replica serves the authority's
+certificate only after the API server has had time to read the bundle. Until then, all replicas serve certificates whose
+authorities were already in the bundle.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 CHECK_S = 60.0
 ROLLING_S = 2.0
-"""Interval between checks while a new certificate waits to be served."""
+"""Interval in seconds between checks while a new certificate waits to be served."""
 SETTLE_S = 10.0
-"""Seconds that API servers have to read a new bundle. Their watches deliver it within a second."""
+"""Seconds to wait for the API servers to read a new bundle. Their watches deliver the bundle within a second."""
 RETRY_S = 5.0
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 MERGE_PATCH = "application/json-patch+json"
@@ -49,7 +49,7 @@ class CannotKeep(Exception):
 
 
 def empty_context() -> ssl.SSLContext:
-    """Returns a TLS context that gets its certificate later."""
+    """Returns a TLS context, into which a certificate is loaded later."""
     return ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
 
 
@@ -85,7 +85,7 @@ class CertificateKeeper:
     namespace: str
     secret: str
     configuration: str
-    """Name of the MutatingWebhookConfiguration."""
+    """Name of the MutatingWebhookConfiguration that contains the bundle."""
     names: Sequence[str]
     """Names under which the API server reaches the injector."""
     context: ssl.SSLContext = field(default_factory=empty_context)
@@ -182,7 +182,7 @@ class CertificateKeeper:
 
 
 def _certificates(secret: dict[str, Any] | None) -> Certificates | None:
-    """Reads a Secret; None if there is none, or if it cannot be used."""
+    """Returns the certificates in a Secret; None if there is no Secret, or if its data cannot be used."""
     if secret is None:
         return None
     try:

@@ -35,9 +35,11 @@ log = logging.getLogger(__name__)
 
 PREFIX = "dataloaderjob_injector"
 MAX_NBYTES = 8 * 1024**2
-"""Maximum size of a review. The API server accepts requests of up to 3 MiB, and a review may contain two objects."""
+"""Maximum size of a review. The API server accepts requests of up to 3 MiB, and a review may contain two objects of
+that size."""
 DEADLINE_S = 4.0
-"""Seconds for reading the job. The API server waits 5 s, and would then report only a timeout."""
+"""Seconds within which the job must be read. The API server waits 5 s for a response, and would then report only a
+timeout."""
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 

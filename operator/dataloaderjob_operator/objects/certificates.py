@@ -1,8 +1,8 @@
 """The Secrets with a job's certificates, if its spec has `loader.tls`. Pure.
 
-The operator creates a generation's Secret when the generation begins. It never changes a Secret, because it has no
-right to. Pods therefore refer to the Secrets of all generations from the start. The certificates are derived from the
-root key and the job. No Secret contains the keys of the authorities.
+The operator creates a generation's Secret when the generation begins. It never changes a Secret, because it does not
+have permission to do so. Pods therefore refer to the Secrets of all generations from the start. The certificates are
+derived from the root key and the job. No Secret contains the keys of the authorities.
 """
 
 from __future__ import annotations

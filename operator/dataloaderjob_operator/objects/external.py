@@ -21,7 +21,7 @@ TOKEN_VOLUME = f"{RESERVED_PREFIX}ray-token"
 
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig, ray: ExternalRaySpec) -> Manifest:
-    """Builds the Deployment of the supervisor's pod: one pod, which is replaced but never duplicated."""
+    """Builds the Deployment of the supervisor's pod. There is one such pod, which is replaced but never duplicated."""
     spec = job.spec.ray.head
     of_ray, _ = supervisor.split(resources(spec.resources))
     container = ray_container(job, names.Role.HEAD, MODULE, "head.json", of_ray)
@@ -47,7 +47,8 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig, ray: ExternalRaySpe
 
 
 def _token_volume(ray: ExternalRaySpec) -> dict[str, Any] | None:
-    """Builds the volume with the cluster's token; None if it has none. The operator does not read the Secret."""
+    """Builds the volume with the token of the Ray cluster; None if the cluster has no token. The operator itself does
+    not read the token's Secret."""
     ref = ray.token_secret_ref
     if ref is None:
         return None

@@ -1,4 +1,4 @@
-"""Services for discovery between the pods of a job, and NetworkPolicies, one for each role. Pure.
+"""Services for discovery between the pods of a job, and a NetworkPolicy for each role. Pure.
 
 A policy admits only the connections that the role needs, and no other job or pod of the namespace. The rules for both
 ends of a connection are derived from one table, `WAYS`.
@@ -61,7 +61,7 @@ NAMESPACE_NAME = "kubernetes.io/metadata.name"
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """Connections from pods of some roles to pods of another role, all of one job."""
+    """Allowed connections from pods of some roles to pods of another role of the same job."""
 
     sources: tuple[Role, ...]
     to: Role
@@ -106,8 +106,8 @@ AMBIENT_PROBES = [
 
 def policies(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest]:
     """Builds the policies of all roles. Mode `None` has no policies, and only mode `Strict` has egress rules. Attached
-    pods get no policy, because a policy that selects a pod also shuts out the peers that its owner expects. Neither do
-    the pods of an existing Ray cluster, which are not the job's."""
+    pods get no policy, because a policy that selects a pod would also block peers that the pod's owner expects. Neither
+    do the pods of an existing Ray cluster, which do not belong to the job."""
     mode = job.spec.network_policy.mode
     without = {Role.TRAINER} if job.spec.trainers.attached else set()
     without |= set() if job.spec.ray.external is None else {Role.FEEDER}
@@ -172,15 +172,17 @@ def _in_ambient(job: DataLoaderJob, role: Role) -> bool:
 
 
 def _ports(job: DataLoaderJob, to: Role, ports: Iterable[Manifest]) -> list[Manifest]:
-    """Returns a rule's ports, plus the mesh's port if pods of `to` are in an ambient mesh. No ports mean all ports."""
+    """Returns a rule's ports, plus the mesh's port if pods of `to` are in an ambient mesh. An empty list means all
+    ports."""
     found = list(ports)
     numbered = any("port" in port for port in found)
     return [*found, _port(HBONE)] if numbered and _in_ambient(job, to) else found
 
 
 def _peers(job: DataLoaderJob, roles: Iterable[Role]) -> list[Manifest]:
-    """Returns the peers in these roles. Feeders on an existing Ray cluster are the RayCluster's pods. The operator does
-    not know the pods at a plain address, so one of the user's own policies must admit them."""
+    """Returns the peers in these roles. Feeders on an existing Ray cluster run in the RayCluster's pods. If the
+    manifest gives only an address, the operator does not know these pods, so one of the user's own policies must admit
+    them."""
     ray = job.spec.ray.external
     if ray is None:
         return [_pods(job, roles)]

@@ -31,7 +31,7 @@ FROM_TEMPLATES = ("labels", "annotations", "finalizers")
 """Metadata that controllers copy from a template."""
 LOST_NODE_S = 30
 """Seconds after which a pod is removed from a lost node; Kubernetes' default is 300. Until then, the trainers on all
-other nodes are blocked. The time starts once the node has been silent for 40 s or more."""
+other nodes are blocked. Kubernetes starts to count once the node has been silent for 40 s or more."""
 LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints of lost nodes."""
 ISTIO = "sidecar.istio.io/inject"
@@ -90,8 +90,8 @@ def outside_mesh(user: PodMetadata) -> dict[str, dict[str, str]]:
 def shared_fields(
     setup: settings.OperatorConfig, user: PodTemplate, taken: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Builds the pod's fields from the user's, those taken from other templates, and the operator's defaults. The pod
-    gets no token for the API server by default."""
+    """Builds the pod's fields from the user's fields, those taken from other templates, and the operator's defaults. By
+    default, the pod gets no token for the API server."""
     found = {name: value for name, value in plain(user).get("spec", {}).items() if name not in _OWNED}
     found = {**taken, **found}
     group = {} if setup.fs_group is None else {"fsGroup": setup.fs_group}
@@ -246,7 +246,7 @@ def ray_container(
 
 def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
     """Merges the user's container into the operator's container of the same name. The user's fields take precedence.
-    The manifest's rules refuse fields that must not change."""
+    The manifest's validation refuses fields that must not be changed."""
     made = {**container, **theirs}
     for field in ("env", "ports"):
         if field in container:
@@ -280,7 +280,7 @@ def environment(variables: Mapping[str, str]) -> list[Manifest]:
 
 
 def pod_of(workload: Manifest) -> Manifest:
-    """Builds a pod as the workload's controller would create it, but owned by the job."""
+    """Builds a pod as the workload's controller would create it, except that the job owns the pod."""
     template, metadata = workload["spec"]["template"], workload["metadata"]
     taken = {name: value for name, value in template["metadata"].items() if name in FROM_TEMPLATES}
     own = {"namespace": metadata["namespace"], "generateName": f"{metadata['name']}-"}

@@ -3,8 +3,9 @@ and the sidecars read when they start. Pure.
 
 Each role's file is in a ConfigMap whose name contains the file's digest and whose content never changes. A pod
 therefore reads the same settings throughout its life, even if the spec or the operator changes. Attached pods are the
-exception: their Secret and their ConfigMap are named after the job alone. The reader of a file may be older than this
-operator, so releases only ever add keys. `tests/contract/test_skew.py` lists the keys of each release.
+exception: their Secret and their ConfigMap are named after the job alone. The process that reads a file may be older
+than this operator, so a release may add keys but never remove them. `tests/contract/test_skew.py` lists the keys of
+each release.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class OperatorConfig:
     version: str
     """The operator's version."""
     sidecar_image: str
-    """Image for manifests that do not name one."""
+    """Sidecar image for manifests that do not name one."""
     root_key: bytes
     """Key from which jobs' keys are derived."""
     previous_root: bytes | None = None
@@ -87,7 +88,7 @@ class OperatorConfig:
     """Peers of a NetworkPolicy that may collect the sidecars' metrics; if empty, none may."""
     fs_group: int | None = USER
     """Group for templates that do not set one. It makes the key and the token readable, and lets the trainer and the
-    sidecar share the socket, whatever users they run as. None if namespaces set a group, as on OpenShift."""
+    sidecar share the socket, whichever users they run as. None if namespaces set a group, as on OpenShift."""
     cluster_domain: str = ""
     """DNS domain of the cluster, such as cluster.local; if empty, pods add it themselves."""
     tls_period: timedelta = PERIOD
@@ -102,7 +103,7 @@ class OperatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Ports of a trainer pod that others must know."""
+    """Ports of a trainer pod that other pods or tools must know."""
 
     metrics: int
     """The sidecar's metrics port."""
@@ -175,7 +176,7 @@ def secret_of_values(job: DataLoaderJob, name: str, values: Mapping[str, bytes])
 
 def attach_map(job: DataLoaderJob, setup: OperatorConfig, ended: str) -> Manifest:
     """Builds the ConfigMap with the settings of sidecars in attached pods. A new pod, or a sidecar that restarts, reads
-    the settings as they are at that time. `ended`: the reason why the job has ended; empty while it lives."""
+    the settings as they are at that time. `ended`: the reason why the job has ended; empty if it has not."""
     made = {**sidecar(job, setup), **({"ended": ended} if ended else {})}
     return {
         "apiVersion": "v1",
@@ -240,7 +241,7 @@ def _files(job: DataLoaderJob, setup: OperatorConfig, role: names.Role) -> dict[
 
 
 def unique(job: DataLoaderJob) -> str:
-    """Returns the job's name on its connections."""
+    """Returns the name that identifies the job on its connections."""
     return names.unique(job.metadata.namespace or "", job.name, job.metadata.uid or "")
 
 
@@ -324,8 +325,8 @@ def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
 
 
 def tasks(job: DataLoaderJob) -> dict[str, Any]:
-    """Returns the settings for Ray tasks of user code; empty if there is no room for any, as in releases without
-    tasks."""
+    """Returns the settings for Ray tasks of user code; empty if the manifest leaves no room for tasks, as in releases
+    without tasks."""
     found = job.spec.ray.own.room()
     return {"tasks": dataclasses.asdict(found)} if found.cpus else {}
 
@@ -345,7 +346,7 @@ def scratch(job: DataLoaderJob) -> dict[str, int]:
 
 
 def _volume_size(volume: Mapping[str, Any]) -> str:
-    """Returns the size that a volume states; empty if it states none."""
+    """Returns the size that a volume sets; empty if it sets none."""
     claim = _at(volume, "ephemeral", "volumeClaimTemplate", "spec", "resources", "requests", "storage")
     return str(claim or _at(volume, "emptyDir", "sizeLimit") or "")
 

@@ -24,7 +24,7 @@ from dataloaderjob_operator.objects import settings
 
 MODULE = "dataloaderjob.pod.supervisor"
 CPU_SHARE, MEMORY_SHARE = 5, 8
-"""The supervisor gets a fifth of the head's CPUs, and an eighth of its memory."""
+"""The supervisor gets a fifth of the head's CPUs, and an eighth of the head's memory."""
 LEAST_NBYTES = 128 * 1024**2
 """Minimum memory of the supervisor. Its two processes start with 23 MB each."""
 RAY_VOLUME = f"{RESERVED_PREFIX}token"
@@ -63,7 +63,7 @@ def container(ray: Manifest, asked: Amounts) -> Manifest:
 
 
 def ray_mounts() -> list[Manifest]:
-    """Returns the mounts of Ray's container that are not scratch."""
+    """Returns the mounts of Ray's container other than scratch volumes."""
     part = {"name": RAY_VOLUME, "mountPath": KEY_FOLDER, "readOnly": True}
     return [part, *(dict(mount) for mount in MOUNTS if mount["name"] != KEY_VOLUME), dict(LINK)]
 

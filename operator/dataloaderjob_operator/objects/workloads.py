@@ -32,7 +32,7 @@ from dataloaderjob_operator.objects.pods import (
 HEAD_MODULE = "dataloaderjob.pod.head"
 FEEDER_MODULE = "dataloaderjob.pod.feeder"
 STARTS = 60
-"""Number of failed probes of a starting head, five seconds apart, after which the head is restarted."""
+"""Number of failed startup probes, five seconds apart, after which the head is restarted."""
 _NODE = f"{TEMP_DIR}/{NODE_FOLDER}"
 READINESS: Manifest = {
     # Earlier images do not create this file. As before, they are ready once they accept the feeders' output.
@@ -43,7 +43,8 @@ READINESS: Manifest = {
     "failureThreshold": 1,
 }
 PROGRESS_S = 900
-"""Seconds after which a new feeder pod that is not ready is reported. Images may be large, and the head may be late."""
+"""Seconds after which a new feeder pod that is still not ready is reported. Images may be large, and the head may start
+late."""
 INDEX = {"fieldRef": {"fieldPath": "metadata.annotations['batch.kubernetes.io/job-completion-index']"}}
 BY_INDEX = ("PET_NODE_RANK", "RANK")
 
@@ -116,7 +117,7 @@ def deployment(metadata: Manifest, pod: Manifest, *, replicas: int, strategy: Ma
 
 
 def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -> Manifest:
-    """Builds the Indexed Job with all replicas, which start together. If one fails, all are terminated, and the
+    """Builds the Indexed Job with all replicas, which start together. If one replica fails, all are terminated, and the
     operator decides whether to restart them."""
     name = names.trainers(job.name, attempt)
     user = job.spec.trainers.own.template
@@ -192,7 +193,7 @@ def _trainer(
 
 
 def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
-    """Builds the sidecar. It is the first init container, so that the others can read batches too."""
+    """Builds the sidecar. It is the first init container, so that the user's init containers can read batches too."""
     plan = sidecar_plan(
         job.spec, image=setup.sidecar_image, metrics_port=settings.ports(job).metrics,
         processes=job.spec.trainers.own.processes_per_pod,

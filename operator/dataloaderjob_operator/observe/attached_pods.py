@@ -24,9 +24,9 @@ log = logging.getLogger(__name__)
 
 POD = "Pod"
 RETRY_S = 5.0
-"""Pause after a failed list or watch."""
+"""Pause in seconds after a failed list or watch."""
 GONE = 410
-"""Status code if the version from which to watch is too old. A new list solves this immediately."""
+"""Status code of the response if the version from which to watch is too old. A new list solves this immediately."""
 
 
 class AttachedPods:
@@ -43,7 +43,7 @@ class AttachedPods:
         )
         """The version up to which the pods at each path are known; empty if they must be listed."""
         self._pods: defaultdict[JobKey, dict[str, Manifest]] = defaultdict(dict)
-        """Pods by uid."""
+        """The pods of each job, by uid."""
         self._jobs: dict[str, JobKey] = {}
         """The job of each known pod, by the pod's uid, because a label may change."""
 
@@ -53,7 +53,8 @@ class AttachedPods:
         return tuple(sorted(found, key=lambda pod: str(pod["metadata"]["name"])))
 
     async def prime(self) -> None:
-        """Lists all attached pods. Otherwise a job would seem to have none, and would lose its feeders."""
+        """Lists all attached pods. Without this list, a job would seem to have no attached pods, and would lose its
+        feeders."""
         for path in self._versions:
             while not self._versions[path]:
                 await self._try(self._list, path)

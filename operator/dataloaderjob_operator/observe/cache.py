@@ -37,7 +37,7 @@ RECENT = 128
 """Number of jobs that are kept in parsed form, because a job that changes is reconciled several times within
 seconds."""
 NAMED_PARTS = 7
-"""Maximum number of parts in the path to a value with too many levels, enough for a field of the head's pod."""
+"""Maximum number of parts shown of the path to a value with too many levels; enough for a field of the head's pod."""
 JobKey = tuple[str, str]
 """(namespace, name) of a job."""
 K = TypeVar("K")
@@ -46,7 +46,7 @@ _Parsed = tuple[DataLoaderJob, tuple[Problem, ...]]
 
 
 class Cache:
-    """Live objects, by the job that they belong to."""
+    """The live objects, by the job to which they belong."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -124,7 +124,7 @@ class Cache:
         return False
 
     def _known(self, owner: JobKey, thing: Manifest) -> bool:
-        """Checks whether the cache has this exact version."""
+        """Checks whether the cache has exactly this version of an object."""
         live, new = self._live(owner, thing), thing["metadata"]
         if live is None or new.get("resourceVersion") is None:
             return False
@@ -209,8 +209,8 @@ class Cache:
         return int(self._jobs.get(owner, {}).get("metadata", {}).get("generation") or 0)
 
     def observed(self, owner: JobKey) -> Observed | None:
-        """Returns the state for a reconcile; None if the job is gone or being deleted. Raises ManifestError if the
-        models refuse the job."""
+        """Returns the observed state of a job for a reconcile; None if the job is gone or being deleted. Raises
+        ManifestError if the models refuse the job."""
         thing = self._jobs.get(owner)
         if thing is None or thing["metadata"].get("deletionTimestamp"):
             return None
@@ -312,7 +312,7 @@ def _check_levels(spec: Any) -> None:
 
 
 def _status(found: Any) -> DataLoaderJobStatus:
-    """Parses a status, and omits unreadable parts, such as fields written by a newer operator. The count of attempts
+    """Parses a status, and omits unreadable parts, such as fields written by a newer operator. The number of attempts
     and the end of a job are thus kept."""
     left = copy.deepcopy(found or {})
     for _ in range(MAX_UNREADABLE):
@@ -324,7 +324,7 @@ def _status(found: Any) -> DataLoaderJobStatus:
 
 
 def _leave_out(thing: Any, place: Sequence[str | int]) -> None:
-    """Removes the value at a place; if there is no such value, removes the value that should contain it."""
+    """Removes the value at a path. If there is no such value, removes the value that should contain it."""
     inside = thing
     for depth, step in enumerate(place[:-1]):
         try:

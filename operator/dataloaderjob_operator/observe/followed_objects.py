@@ -1,5 +1,5 @@
-"""The reads of the objects that jobs follow, one at a time and at a fixed pace. The operator does not watch these
-objects, because users follow objects of any kind, and each object ends only once."""
+"""The reader of the objects that jobs follow. It reads one object at a time, at a fixed pace. The operator does not
+watch these objects, because they may be of any kind, and each object ends only once."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 MIN_INTERVAL_S = 1.0
-"""Minimum interval between two reads of an object, even if the job's pods change more often."""
+"""Minimum interval in seconds between two reads of an object, even if the job's pods change more often."""
 READS_PER_S = 20
-"""Maximum rate of reads over all jobs. With more than 200 jobs that follow an object, each object is read less
-often."""
+"""Maximum number of reads per second, over all jobs. With more than 200 jobs that follow an object, each object is read
+less often."""
 TICK_S = 0.5
 GONE_READS = 3
-"""Number of consecutive reads that do not find an object after which it counts as missing. A user may delete and
-recreate an object, or create it shortly after the job."""
+"""Number of consecutive reads without a result after which an object counts as missing. A user may delete and recreate
+an object, or create it shortly after the job."""
 PLURALS_S = 300.0
 """Seconds for which the plural of a kind is remembered."""
 FORBIDDEN, NOT_FOUND = 403, 404

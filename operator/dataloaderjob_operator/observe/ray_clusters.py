@@ -1,5 +1,5 @@
 """The lookups of the RayClusters that jobs name, until their addresses are known. The operator does not watch
-RayClusters: KubeRay may be missing, and a job needs the address only once."""
+RayClusters: KubeRay may not be installed, and a job needs the address only once."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 READS_PER_S = 10
-"""Maximum rate of lookups over all jobs."""
+"""Maximum number of lookups per second, over all jobs."""
 TICK_S = 0.5
 FORBIDDEN, NOT_FOUND = 403, 404
 

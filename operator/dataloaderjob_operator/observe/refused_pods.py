@@ -24,7 +24,7 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 15.0
 LISTS_PER_S = 4
-"""Maximum rate of lists. With jobs in more than 60 namespaces, each namespace is listed less often."""
+"""Maximum number of lists per second. With jobs in more than 60 namespaces, each namespace is listed less often."""
 TICK_S = 0.5
 MAX_REMEMBERED = 1000
 """Maximum number of refusals that are remembered for one namespace."""
@@ -38,7 +38,7 @@ class _Namespace:
     jobs: set[str] = field(default_factory=set)
     due: float = 0.0
     reported: dict[tuple[str, str, str], RefusedPod] = field(default_factory=dict)
-    """Refusals by the job's uid and their identity, as they were last reported."""
+    """Refusals as they were last reported, by the job's uid and the refusal's identity."""
 
 
 class RefusedPods:
@@ -89,7 +89,9 @@ class RefusedPods:
 
     async def _note(self, namespace: str, found: _Namespace, refusal: RefusedPod) -> bool:
         """Reports a refusal on the job that it names. A refusal that names no job is reported on the job that the pod
-        template names, or otherwise on all jobs in the namespace. Returns False if there is nothing to report."""
+        template names. If the template names no job or cannot be read, the refusal is reported on all jobs in the
+        namespace, unless pods without the label may cause it (`is_general`). Returns False if no job is due for the
+        refusal."""
         wanted = sorted(found.jobs & {refusal.job} if refusal.job else found.jobs)
         due = [name for name in wanted if self._take(found, (namespace, name), refusal)]
         if not due:
@@ -105,7 +107,7 @@ class RefusedPods:
         return True
 
     def _take(self, found: _Namespace, key: JobKey, refusal: RefusedPod) -> bool:
-        """Checks whether a refusal is to be reported on a job now, and if so, remembers it as reported."""
+        """Checks whether a refusal should be reported on a job now. If so, remembers it as reported."""
         identity = self._cache.uid(key) or "", *refusal.identity
         if not refused_pods.is_due(refusal, found.reported.get(identity), self._now()):
             return False

@@ -1,5 +1,5 @@
 """The record of the requests that kopf sends for its watches, kept by hooks in its HTTP session. It shows which watches
-are open, judged by their last request, and which lists were repeated. kopf itself reports neither, because its tasks
+are open, judging by their last request, and which lists were repeated. kopf itself reports neither, because its tasks
 survive every lost connection.
 
 A repeated list reports the objects that exist, not those that are gone. If an object was known before the list and is
@@ -21,11 +21,11 @@ from dataloaderjob_operator.observe.cache import Cache
 
 WATCH_S = 300
 """Seconds after which the API server ends each watch and kopf reopens it. The last request of an open watch is
-therefore never older."""
+therefore never older than this."""
 LAST_WORD_S = WATCH_S + 60.0
 """Seconds for which a watch counts as open after it was opened."""
 SETTLE_S = 3.0
-"""Seconds from the end of a list until kopf's tasks have passed on all of its objects."""
+"""Seconds from the end of a list until kopf's tasks have passed on all of the listed objects."""
 
 
 class Requests:
@@ -51,7 +51,7 @@ class Requests:
         return len(self._kinds)
 
     def open(self) -> int:
-        """Returns the number of watches that are open, judged by their last request."""
+        """Returns the number of watches that are open, judging by their last request."""
         now = self._clock()
         return sum(now - moment <= LAST_WORD_S for moment in self._opened.values())
 
@@ -93,7 +93,8 @@ class Requests:
                 uids.discard(uid)
 
     async def relisted(self) -> frozenset[str]:
-        """Waits until lists are complete. Returns the kinds with objects that are known but were not reported."""
+        """Waits until a repeated list is complete. Returns the kinds of objects that were known before the list but not
+        reported by it."""
         await self._changed.wait()
         await asyncio.sleep(SETTLE_S)
         self._changed.clear()

@@ -41,45 +41,46 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 POLLS_PER_S = 60
-"""Maximum rate of polls of settled supervisors, over all jobs. With more than 600 jobs, each is polled less often."""
+"""Maximum number of polls of settled supervisors per second, over all jobs. With more than 600 jobs, each is polled
+less often."""
 UNSETTLED_PERIOD_S = 4.0
-"""Interval between polls while feeders are starting, or a trainer has failed."""
+"""Interval in seconds between polls while feeders are starting, or a trainer has failed."""
 MIN_INTERVAL_S = 2.0
-"""Minimum interval between two polls of one supervisor, even if its job changes more often."""
+"""Minimum interval in seconds between two polls of one supervisor, even if its job changes more often."""
 TIMEOUT_S = 5.0
 MAX_MISSES = 3
 """Number of consecutive unanswered polls after which a supervisor counts as silent, so that a single restart is not
 reported."""
 TICK_S = 0.5
 MAX_CONCURRENT = 64
-"""Maximum concurrent polls. Each takes 0.5 ms of CPU."""
+"""Maximum number of concurrent polls. Each poll takes 0.5 ms of CPU time."""
 METRICS_PER_S = 2
-"""Maximum rate of reconciles that only update metrics, over all jobs. With more than 120 jobs, each job's metrics are
-written less often than once a minute."""
+"""Maximum number of reconciles per second that only update metrics, over all jobs. With more than 120 jobs, each job's
+metrics are written less often than once a minute."""
 RATES_SPAN_S = 8.0
 """Minimum time span over which rates are computed. Over a shorter span, single batches would dominate."""
 MAX_STATUS_NBYTES = 1024 * 1024
-"""Maximum size of a status. A brief status of 1000 sidecars takes 400 KB. Because a supervisor runs in the user's
-image, this limit bounds how much of the operator's time and memory it can use."""
+"""Maximum size of a status. A brief status of 1,000 sidecars takes 400 KB. Supervisors run in users' images, so this
+limit bounds how much of the operator's time and memory a supervisor can use."""
 MAX_ANSWER_NBYTES = 64 * 1024
 """Maximum size of the answer to a request that sets the number of feeders. The answer is one line."""
 LARGE_NBYTES = 64 * 1024
-"""Size above which answers are parsed one at a time, outside the event loop."""
+"""Size above which answers are parsed one at a time, in a thread outside the event loop."""
 MAX_KEPT_NBYTES = 32 * 1024 * 1024
-"""Memory for the counters of all jobs' sidecars."""
+"""Maximum memory for the counters of all jobs' sidecars."""
 MAX_WHY = 1000
 HUNG_S = 180.0
 """Seconds of silence after which a supervisor that has answered before counts as hung, while its pod is ready."""
 MAX_SILENT = 0.1
-"""Maximum share of all supervisors that may be silent if any of them is to count as hung. A single silent supervisor
-may always count as hung. If more are silent, the likely cause is the operator's own connection."""
+"""Maximum share of all supervisors that may be silent for any of them to count as hung. A single silent supervisor may
+always count as hung. If a larger share is silent, the likely cause is the operator's own connection."""
 
 _jitter = random.Random()  # noqa: S311  spreads polls, no secret
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """Address of a job's supervisor, and the job's name and key for the handshake."""
+    """The address of a job's supervisor, and the job's name and key for the handshake."""
 
     address: str
     job: str
@@ -98,7 +99,7 @@ class _Status:
 
     status: SupervisorStatus
     readings: bytes
-    """Counters of the sidecars, packed."""
+    """The sidecars' counters, packed."""
 
 
 @dataclass(slots=True)
@@ -124,13 +125,14 @@ class _Job:
     """Start of the current span of rates: the time, and the packed counters at that time."""
     rates: supervision.Rates | None = None
     judged: tuple[str, int] | None = None
-    """The limit and the number of feeders in the verdict with which the job was last queued; None if unknown."""
+    """The limit and the recommended number of feeders in the verdict for which the job was last queued; None if
+    unknown."""
     moved_at: float = float("-inf")
     """The time at which the job was last queued only for its metrics."""
 
 
 class SupervisorPoller:
-    """Polls the supervisors of all jobs. `run` polls until it is cancelled."""
+    """The poller of the supervisors of all jobs. `run` polls until it is cancelled."""
 
     def __init__(
         self, cache: Cache, root_key: bytes, changed: Callable[[JobKey], None], *, port: int = SUPERVISOR_PORT,
@@ -144,12 +146,12 @@ class SupervisorPoller:
         self._doubted = asyncio.Semaphore(MAX_CONCURRENT // 2)
         self._large = asyncio.Semaphore(1)
         self._moved: dict[JobKey, None] = {}
-        """Jobs whose metrics have changed, in the order in which they will be queued."""
+        """Jobs with changed metrics, in the order in which they will be queued."""
         self._moves = 0.0
         """The number of these jobs that may be queued now."""
 
     def status(self, key: JobKey) -> SupervisorStatus | None:
-        """Returns the last status; None if there is none since the head became ready."""
+        """Returns the last status; None if there has been none since the head became ready."""
         return self._jobs[key].status if key in self._jobs else None
 
     def want(

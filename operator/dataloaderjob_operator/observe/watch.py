@@ -2,8 +2,8 @@
 
 kopf keeps the watches open. The operator uses only kopf's `on.event`, which writes no handler state, finalizer or
 annotation. Everything is listed before the first decision, and again from time to time to find changes that the watches
-missed. Events, which no watch reports, are looked up with a bounded number of requests: `EventLookup` lists those of
-objects that hold up a job.
+missed. Events, which no watch reports, are looked up with a bounded number of requests. `EventLookup` lists the events
+of objects that hold up a job.
 """
 
 from __future__ import annotations
@@ -33,17 +33,17 @@ CHUNK = 100
 IDLE_S = 0.5
 """Seconds for which kopf keeps an object's task after the object's last event."""
 RETRY_S = 5.0
-"""Pause after a failed list."""
+"""Pause in seconds after a failed list."""
 ENDS_S = 15.0
-"""Seconds from a fatal error of a watch until the process is killed, and the kubelet restarts it. kopf does not survive
-every error, and does not always return after one."""
+"""Seconds from a fatal error of a watch until the process is killed, so that the kubelet restarts it. kopf does not
+survive every error, and does not always return after one."""
 SWEEP_S = 600.0
-"""Interval between two lists that find changes missed by the watches."""
+"""Interval in seconds between two lists that find changes that the watches missed."""
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """A storage that disables kopf's own tracking of changes. No handler here uses the tracking, and it took a fifth of
-    the CPU time of a cold start."""
+    """A storage that disables kopf's own tracking of changes. None of the operator's handlers uses this tracking, which
+    took a fifth of the CPU time of a cold start."""
 
     def build(
         self,
@@ -123,7 +123,8 @@ def registry(
 async def prime(
     client: ApiClient, cache: Cache, add: Callable[[JobKey], None], namespaces: Sequence[str]
 ) -> None:
-    """Lists everything into the cache. Otherwise, objects that no watch has reported yet would seem to be gone."""
+    """Lists everything into the cache. Without these lists, objects that no watch has reported yet would seem to be
+    gone."""
     for kind, paths in list_paths(namespaces).items():
         for path in paths:
             while True:
@@ -214,18 +215,18 @@ class EventLookup:
     ) -> None:
         self._api, self._changed, self._clock = api, changed, clock
         self._requested: dict[JobKey, tuple[EventQuery, ...]] = {}
-        """Jobs whose events are to be listed, first come, first served."""
+        """Jobs for which events must be listed, first come, first served."""
         self._found: dict[JobKey, dict[str, Trouble]] = {}
         self._not_before: dict[JobKey, float] = {}
         self._more = asyncio.Event()
 
     def found(self, key: JobKey) -> Mapping[str, Trouble]:
-        """Returns the troubles that events reported about a job's objects, by uid."""
+        """Returns the problems that events reported about a job's objects, by the objects' uids."""
         return self._found.get(key, {})
 
     def request(self, key: JobKey, queries: tuple[EventQuery, ...]) -> None:
         """Requests that the events of these objects be listed soon. If `queries` is empty, the job is no longer held
-        up, and its troubles are dropped."""
+        up, and its problems are dropped."""
         if not queries:
             self.forget(key)
             return
@@ -249,7 +250,7 @@ class EventLookup:
             await self._more.wait()
 
     async def turn(self) -> bool:
-        """Lists the events for the job that has waited longest. Returns False if none waits."""
+        """Lists the events for the job that has waited longest. Returns False if no job waits."""
         key = next(iter(self._requested), None)
         if key is None:
             return False

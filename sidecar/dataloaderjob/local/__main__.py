@@ -1,7 +1,8 @@
 """`python -m dataloaderjob.local --dir DIR --feeders N`: forks the feeder host, then becomes the private service.
 
-The host imports torch, which takes longer than the rest of the startup. For this reason it is forked before this
-process imports anything inessential. DIR is the private folder that the first rank created (`trainer.session.private`).
+The host imports torch, which takes longer than the rest of the startup. For this reason, it is forked before this
+process imports anything that is not essential. DIR is the private folder that the first rank created
+(`trainer.session.private`).
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
 """Trainers that the user starts: the variables that attach a shell's processes to a run, the messages about processes
-that come and go, and the time without processes after which the feeders stop. Pure, except `find_attachable`.
+that come and go, and the time without attached processes after which the feeders stop. Pure, except `find_attachable`.
 
     BUSY      feeders run
     STOPPING  the supervisor was asked to stop all feeders
@@ -25,12 +25,12 @@ from dataloaderjob.core.places import (
 from dataloaderjob.local.status import LiveRun, live_runs
 
 VARIABLES = (SOCKET_VARIABLE, FEEDERS_VARIABLE, PREFETCH_VARIABLE, ALLOW_PICKLE_VARIABLE, RECORD_VARIABLE)
-"""All environment variables that attach a process. Those that a run does not set are unset, because an earlier run may
-have set them."""
+"""All environment variables that attach a process. Variables that a run does not set are unset, because an earlier run
+may have set them."""
 
 
 def how_to_attach(name: str) -> str:
-    """Returns the line to run in a shell whose processes are to be trainers of the run."""
+    """Returns a shell command. Processes that the same shell starts afterwards attach to the run as trainers."""
     return f'eval "$(dataloaderjob env {shlex.quote(name)})"'
 
 
@@ -58,8 +58,8 @@ def as_json(found: Mapping[str, str]) -> str:
 
 
 def find_attachable(name: str | None, folder: str | None) -> LiveRun:
-    """Returns the live run with this name or folder, or otherwise the only one to which trainers attach. Raises
-    InputError, which names the candidates."""
+    """Returns the live run with this name or folder. If neither is given, returns the only run to which trainers
+    attach. Raises InputError, which names the candidates, if there is not exactly one such run."""
     live = [run for run in live_runs(folder) if not run.is_private]
     named = live if name is None else [run for run in live if run.name == name]
     if name is None and folder is None:
@@ -93,7 +93,7 @@ class Attached:
         return ", ".join(f"rank {rank} (process {pid})" for pid, rank in self._ranks.items())
 
     def update(self, receivers: Iterable[Mapping[str, Any]]) -> Iterator[str]:
-        """Takes the sidecar's current receivers, and yields a message for each change."""
+        """Compares the sidecar's current receivers with the last ones. Yields a message for each change."""
         now = {int(receiver["trainer"]): str(receiver["rank"]) for receiver in receivers}
         before, self._ranks = self._ranks, now
         for pid in now.keys() - before.keys():
@@ -110,9 +110,9 @@ class Activity(Enum):
 
 class Change(Enum):
     EXPIRED = auto()
-    """There has been no attached process for long enough."""
+    """No process has been attached for the configured idle time."""
     STOPPED = auto()
-    """The supervisor keeps no feeder."""
+    """The supervisor keeps no feeders."""
     ATTACHED = auto()
     """A process is attached."""
     SCALED = auto()
@@ -126,17 +126,17 @@ TRANSITIONS: dict[tuple[Activity, Change], Activity] = {
     (Activity.IDLE, Change.ATTACHED): Activity.BUSY,
     (Activity.IDLE, Change.SCALED): Activity.BUSY,
 }
-"""A pair that is not listed changes nothing."""
+"""A pair of state and change that is not listed has no effect."""
 
 
 class Idleness:
-    """The policy that decides how many feeders a run wants while no trainer may need them."""
+    """The policy that stops the feeders of a run after some time without attached trainers, and starts them again."""
 
     def __init__(self, idle_s: float, now: float) -> None:
         self.activity = Activity.BUSY
         self._idle_s, self._alone_since = idle_s, now
         self._feeders = 0
-        """Number of feeders that are started again when a process attaches."""
+        """Number of feeders to start again when a process attaches."""
 
     def look(self, num_attached: int, desired: int | None, now: float) -> int | None:
         """Returns the number of feeders to request, or None for no change. `desired`: the supervisor's number; None

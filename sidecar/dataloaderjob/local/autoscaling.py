@@ -1,4 +1,5 @@
-"""Mode Auto of `dataloaderjob run`: the same policy as on a cluster, within the CPUs of this machine."""
+"""The autoscaling of `dataloaderjob run` in mode Auto. The policy is the same as on a cluster, but limited to the CPUs
+of this machine."""
 
 from __future__ import annotations
 
@@ -30,7 +31,7 @@ def within_cpus(bounds: Bounds, found: Measures | None, desired: int, cpus: int)
 
 
 class RunAutoscaler:
-    """The autoscaler of one run. Call `look` often; it acts every EVERY_S."""
+    """The autoscaler of one run. Call `look` often; it takes action at most every EVERY_S seconds."""
 
     def __init__(
         self,

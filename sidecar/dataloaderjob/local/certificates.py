@@ -26,7 +26,7 @@ def _now() -> datetime:
 
 
 class RunCertificates:
-    """The writer of a run's certificates, which writes each generation when it is due."""
+    """The writer of a run's certificates. It writes each generation when the generation is due."""
 
     def __init__(self, home: Path, clock: Callable[[], datetime] = _now) -> None:
         """Raises InputError if the library for certificates is not installed."""

@@ -1,6 +1,5 @@
-"""Named child processes, and a single-threaded loop over file descriptors, timers and signals. The loop reports a
-child's end, through its pidfd, and its output, line by line.
-"""
+"""Named child processes, and a single-threaded loop over file descriptors, timers and signals. The loop reports each
+child's output line by line, and its end, which a pidfd signals."""
 
 from __future__ import annotations
 
@@ -23,11 +22,11 @@ from dataloaderjob.core.processes import Lines
 
 Callback = Callable[[], object]
 OnLine = Callable[[str, bool], None]
-"""Called with a line without its line end, and with True if it arrived on stderr."""
+"""Called with a line without its line end, and with True if the line arrived on stderr."""
 
 
 class Loop(processes.Loop):
-    """A loop with timers that also passes signals to a callback."""
+    """A loop over file descriptors with timers, which also passes signals to a callback."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -37,11 +36,11 @@ class Loop(processes.Loop):
         self._on_signal: Callable[[int], None] | None = None
 
     def later(self, delay_s: float, callback: Callback) -> None:
-        """Calls `callback` once, after `delay_s`."""
+        """Calls `callback` once, after `delay_s` seconds."""
         heapq.heappush(self._timers, (time.monotonic() + delay_s, next(self._numbers), callback))
 
     def every(self, period_s: float, callback: Callback) -> None:
-        """Calls `callback` every `period_s`, as long as the loop runs."""
+        """Calls `callback` every `period_s` seconds while the loop runs."""
 
         def again() -> None:
             callback()
@@ -57,7 +56,7 @@ class Loop(processes.Loop):
             signal.signal(number, self._note)
 
     def run(self, until: Callable[[], bool]) -> None:
-        """Serves until `until()` is true, which is checked after every turn."""
+        """Runs the loop until `until()` is true, which is checked after every iteration."""
         while not until():
             self.turn(max(0.0, self._timers[0][0] - time.monotonic()) if self._timers else None)
             now = time.monotonic()
@@ -209,7 +208,8 @@ class Child:
         return True
 
     def end(self, grace_s: float) -> None:
-        """Sends SIGTERM, then SIGKILL after `grace_s`, and waits for the end. `on_end` is not called."""
+        """Sends SIGTERM, then SIGKILL after `grace_s` seconds, and waits for the child to end. `on_end` is not
+        called."""
         if self.code is not None:
             return
         self._loop.unwatch(self._pidfd)

@@ -25,20 +25,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     try:
         code = int(args.command(args))
-        if sys.stdout is not None:  # it was closed before Python started
+        if sys.stdout is not None:  # None if it was closed before Python started
             with subcommands.output():
                 sys.stdout.flush()
         return code
     except (DataLoaderJobError, OSError) as exc:
         sys.stderr.write(f"dataloaderjob: {clean_lines(exc)}\n")
         return EXIT_INPUT if isinstance(exc, InputError) else int(args.failed)
-    except Exception:  # user code in a record, or an error of ours
+    except Exception:  # an error in user code of a record, or a bug of this package
         traceback.print_exc()
         return int(args.failed)
 
 
 def make_parser() -> argparse.ArgumentParser:
-    """Builds the command line; docs/reference/cli.md is generated from it."""
+    """Builds the command-line parser, from which docs/reference/cli.md is generated."""
     parser = argparse.ArgumentParser(
         prog="dataloaderjob",
         description="Runs a DataLoaderJob on this machine: feeders, sidecar and trainers.",

@@ -1,8 +1,8 @@
 """The service on this machine: Ray or the feeder host, the supervisor and the sidecar. They are started in one folder,
-watched, and restarted.
+watched, and restarted if they end.
 
-`restarts` makes the decisions, and this module carries them out. Everything carries the run's tag, so that `close`
-leaves no process, socket, memory or folder behind; `reaper` does the same if this process itself is killed.
+`restarts` makes the decisions, and this module carries them out. Everything carries the run's tag, so that `close` can
+leave no process, socket, shared memory or folder behind. `reaper` does the same if this process itself is killed.
 """
 
 from __future__ import annotations
@@ -56,18 +56,18 @@ if TYPE_CHECKING:
     from dataloaderjob.local.head import Heads
 
 HOST_UP_S = 120.0
-"""Deadline for the start of the host, which imports torch, possibly from a cold disk."""
+"""Deadline in seconds for the start of the host, which imports torch, possibly from a cold disk."""
 LOOK_S = 0.2
 END_S = 15.0
-"""Seconds for a supervisor to end its feeders."""
+"""Seconds that a supervisor has to end its feeders."""
 GRACE_S = 0.5
-"""Seconds for Ray's processes to end; they have nothing to save."""
+"""Seconds that Ray's processes have to end; they have nothing to save."""
 LAST_WORDS = 5
 RENEW_S = 600.0
-"""Interval between checks for certificates that are due."""
+"""Interval in seconds between checks for certificates that are due."""
 
 Show = Callable[[str, str, bool], None]
-"""Called with the source, a line, and True for bad news or output on stderr."""
+"""Called with the source, a line, and True if the line reports a problem or arrived on stderr."""
 
 
 class LocalCluster:
@@ -89,8 +89,8 @@ class LocalCluster:
         """Creates the folder. Raises InputError for settings that cannot work, and then leaves nothing behind.
 
         `run_id`, `folder`, `host`: the tag, folder and feeder host of a private service, which exist before the service
-        itself. `record`: the folder of the run's record, which then also keeps the data for a report. Without it, the
-        data is removed with the run.
+        itself. `record`: the folder of the run's record, which then also keeps the data for a report. Without a record,
+        this data is removed when the run ends.
         """
         self.plan = plan
         self.run_id = run_id or secrets.token_hex(8)
@@ -114,7 +114,7 @@ class LocalCluster:
         self._words: dict[str, deque[str]] = {}
         self._reaper: Any = None
         self._forks = folder is not None
-        """True if parts are forked, as in a private service until this process has a second thread."""
+        """True if parts are forked. This is the case in a private service until this process has a second thread."""
         self._closed = False
         self._sidecar_over = False
         self._heads: Heads | None = None
@@ -165,7 +165,7 @@ class LocalCluster:
         self._poller.forget_feeders()
 
     def tell(self, about: Mapping[str, Any]) -> None:
-        """Replaces the `about` of `start` in the file that lets other commands find this run."""
+        """Replaces the `about` that was passed to `start` in the file that lets other commands find this run."""
         found = {
             "pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port.number,
             "socket": self.socket, "report": None if self._keeper is None else str(self._keeper.folder),
@@ -202,7 +202,7 @@ class LocalCluster:
             self._certificates.write()
 
     def note(self, who: str, kind: str, what: str) -> None:
-        """Adds an event to the data for a report."""
+        """Adds an event to the data for a report. `who`: the source of the event."""
         if self._keeper is not None:
             self._keeper.tell(who, kind, what)
 
@@ -388,7 +388,7 @@ class LocalCluster:
             self._written[name] = settings
 
     def _look(self) -> None:
-        """Handles everything that depends on the time or on the last status, and not on an event."""
+        """Handles everything that depends on the time or on the last status rather than on an event."""
         if self._closed:
             return
         self._do(self.policy.due(time.monotonic()))

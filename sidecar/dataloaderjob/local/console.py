@@ -1,7 +1,7 @@
-"""Output of a run: prefixed lines of its processes, and a summary at the end. A terminal shows a table below
-the lines; other outputs get progress lines. The output of `dataloaderjob status` is also rendered here.
+"""Output of a run: prefixed lines of its processes, and a summary at the end. On a terminal, a table is shown below the
+lines; any other output gets progress lines. This module also renders the output of `dataloaderjob status`.
 
-`rich` is imported when a table is drawn, and nowhere else in the package.
+`rich` is imported only in this module, when a table is drawn.
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ HELD_CHARS = 1 << 16
 WATCH_LIVE_S = 1.0
 WATCH_LINES_S = 10.0
 OUTPUT_LINES = 6
-"""Lines of a terminal reserved for output above the table."""
+"""Number of lines of a terminal that are reserved for output above the table."""
 MIN_LINES = 6
 """Minimum height of a table. With fewer lines, there is no room for a row of each kind, and only the title is shown."""
 NONE = "-"
 STYLES = {"ready": "green", "placing": "yellow", "draining": "yellow", "backoff": "red", "lost": "red"}
-"""The color of a feeder in each state."""
+"""The color in which a feeder's state is shown."""
 _MOVES = re.compile(
     r"\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)?"  # titles, links
     r"|\x1b\[[0-?]*[ -/]*[@-ln-~]"  # all control sequences except colors
@@ -68,7 +68,7 @@ class Console:
         self._below = ""
         """The table as shown on the terminal; the cursor is on the line after it."""
         self._held = ""
-        """Lines not written yet."""
+        """Lines that have not been written yet."""
         self._wrote_at = -HELD_S
 
     def line(self, who: str, text: str, is_err: bool) -> None:
@@ -81,7 +81,7 @@ class Console:
         self._write(self._err, f"dataloaderjob: {text}")
 
     def show(self, *tables: Table) -> None:
-        """Replaces the tables on the terminal with these."""
+        """Replaces the tables that the terminal shows with these tables."""
         width, height = shutil.get_terminal_size()
         height = (height - 1 - OUTPUT_LINES) // max(1, len(tables))
         self._draw("".join(draw_table(one, width=max(1, width - 1), height=height) for one in tables))
@@ -134,7 +134,7 @@ def _put(stream: TextIO, text: str) -> None:
 
 
 class FeederRow(NamedTuple):
-    """One feeder, as text."""
+    """One feeder, as the text of a row."""
 
     feeder: str
     state: str
@@ -143,7 +143,7 @@ class FeederRow(NamedTuple):
 
 
 class RankRow(NamedTuple):
-    """One trainer process and its pool, as text."""
+    """One trainer process and its pool, as the text of a row."""
 
     rank: str
     batches: str
@@ -156,7 +156,7 @@ class RankRow(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Contents of one run's table."""
+    """The contents of the table of one run."""
 
     title: str
     feeders: Sequence[FeederRow] = ()
@@ -169,9 +169,8 @@ class Table:
 
 
 def table_of(job: str, history: History, *, desired: int | None = None, notes: Sequence[str] = ()) -> Table:
-    """Builds the table of a run. `desired`: the number of wanted feeders, used until the supervisor reports one.
-    `notes`: notes to show before the supervisor's.
-    """
+    """Builds the table of a run. `desired`: the number of wanted feeders, used until the supervisor reports it.
+    `notes`: notes to show before those of the supervisor."""
     last, rates = history.last, history.rates()
     batches, gb, stall = _cells(rates)
     wanted = desired if last.desired is None else last.desired
@@ -222,7 +221,8 @@ def rank_rows(history: History) -> tuple[RankRow, ...]:
 
 
 def note_line(notes: Iterable[str], failures: Iterable[Mapping[str, Any]] = ()) -> str:
-    """Formats one line of notes: the newest failure, or otherwise the first note, and the number of the others."""
+    """Formats one line: the newest failure, or the first note if there is no failure, and the number of further
+    failures and notes."""
     texts = [
         ": ".join(filter(None, (f"rank {f['rank']}", f.get("feeder", ""), f.get("reason", ""), f.get("text", ""))))
         for f in reversed(list(failures))
@@ -287,7 +287,8 @@ def draw_table(table: Table, *, width: int, height: int) -> str:
     screen.print(Rule(Text(shown.title, style="bold", overflow="ellipsis"), align="left", style="dim"))
 
     def grid(rows: Sequence[tuple[str, ...]], heads: Sequence[str], wide: int | None, right: int) -> None:
-        """Adds a grid of rows. `wide`: column that fills the remaining width. Columns from `right` on are numbers."""
+        """Adds a grid of rows. `wide`: the column that fills the remaining width. Columns from `right` on contain
+        numbers."""
         made = Grid(
             box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim", expand=wide is not None
         )
@@ -386,7 +387,7 @@ def _now(rates: Rates | None) -> str:
 
 
 def watch(runs: Callable[[], Sequence[LiveRun]], console: Console) -> None:
-    """Shows these runs repeatedly until none is left, as tables on a terminal and otherwise as lines."""
+    """Shows the runs repeatedly until none is left, as tables on a terminal and as lines on any other output."""
     histories: dict[Path, History] = {}
     try:
         while found := runs():
@@ -404,12 +405,13 @@ def watch(runs: Callable[[], Sequence[LiveRun]], console: Console) -> None:
 
 
 def _stage(found: Rates | None) -> str:
-    """Formats `, device stage 3.1 ms` for each batch; empty without a device_stage."""
+    """Formats the time that device_stage takes for each batch, as `, device stage 3.1 ms`; empty without a
+    device_stage."""
     return "" if found is None or found.stage_s is None else f", device stage {found.stage_s * 1e3:.1f} ms"
 
 
 def _cells(found: Rates | None) -> tuple[str, str, str]:
-    """Formats batches/s, GB/s and stall."""
+    """Formats batches/s, GB/s and the stall as the cells of a table."""
     if found is None:
         return NONE, NONE, NONE
     return f"{found.batches_per_s:.1f}", f"{found.nbytes_per_s / 1e9:.3f}", percent(found.stall, 1)

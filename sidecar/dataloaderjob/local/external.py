@@ -1,4 +1,4 @@
-"""A Ray cluster that exists independently of the run: its requirements, and the check before anything is
+"""A Ray cluster that exists independently of the run: what a run requires of it, and the check before anything is
 started."""
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from dataloaderjob.core.sockets import EVERYWHERE, parse_address
 from dataloaderjob.providers.ray.node import without_ray
 
 CHECK_S = 30.0
-"""Deadline for the check, which imports Ray, possibly from a cold disk."""
+"""Deadline in seconds for the check, which imports Ray, possibly from a cold disk."""
 CONNECT_S = 5.0
 AUTH_VARIABLES = ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 FIELD = "spec.ray.external.address"
@@ -30,11 +30,11 @@ class ExternalRay:
     """An existing Ray cluster."""
 
     address: str
-    """host:port of its GCS."""
+    """host:port of the cluster's GCS."""
     feeder_resources: Mapping[str, float]
     """Resources of one feeder, under Ray's names for them."""
     feeder_env: Mapping[str, str]
-    """The manifest's variables for user code."""
+    """Environment variables of the manifest for user code."""
     host: str = ""
     """Address of this machine's node, at which other nodes reach the supervisor; empty before the check."""
 
@@ -45,8 +45,8 @@ class ExternalRay:
 
 
 def ray_env(env: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment for a driver on an existing cluster. `env`: the environment with the user's variables for
-    Ray's authentication; `inherited`: the rest, without Ray's variables."""
+    """Returns the environment for a driver on an existing cluster. `env`: the environment that contains the user's
+    variables for Ray's authentication. `inherited`: all other variables, without Ray's."""
     auth = {name: env[name] for name in AUTH_VARIABLES if name in env}
     # Ray's own default demands the same patch version of Python.
     return {

@@ -1,7 +1,7 @@
 """The forking of the private service's processes, which then share the modules that the service has imported.
 
 Starting an interpreter for each process would take CPU time from the import of torch, and the first batch waits for
-that import. The feeder host is forked before anything else, so this module imports nothing inessential.
+that import. The feeder host is forked before anything else, so this module imports only what it needs.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from dataloaderjob.core.places import (
 
 HOST_MODULE = "dataloaderjob.feeder.host"
 PYTHON = (sys.executable, "-P", "-m")
-"""Beginning of each of our commands; the module's name and its arguments follow."""
+"""The beginning of each of this package's commands. The module's name and its arguments follow."""
 RANK_VARIABLES = ("RANK", "LOCAL_RANK", "GROUP_RANK", "ROLE_RANK")
 """Variables of the rank that started the service; they are removed, because feeders serve all ranks."""
 Forked = tuple[int, int, int]
@@ -32,7 +32,7 @@ Forked = tuple[int, int, int]
 
 
 def environments(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the environment for the sidecar and the supervisor, and the environment for feeders, which lets them
+    """Returns the environment for the sidecar and the supervisor, and the environment for feeders, in which they can
     import the trainer's modules."""
     own = {
         k: v
@@ -58,8 +58,8 @@ def fork_host(folder: str) -> Forked:
 
 
 def fork(name: str, command: Sequence[str], env: Mapping[str, str], cwd: str | Path) -> Forked:
-    """Runs one of our commands, which begin with PYTHON, in a forked process with its own session. The command runs as
-    in a new interpreter.
+    """Runs one of this package's commands, which begin with PYTHON, in a forked process with its own session. The
+    command runs as in a new interpreter.
 
     The calling process must have no other thread, and must have been started with the PYTHONHASHSEED that its children
     need.

@@ -1,7 +1,7 @@
 """Ray heads of a run on this machine. Each has its own folder and its own token, and listens on any free port.
 
-A run has the head in use and, after a replacement, the previous head while its feeders still serve. `restarts` decides
-which heads exist; this module starts, watches and ends them. Code shared with a cluster's pods is in
+A run has one head in use. After a replacement, it also keeps the previous head while that head's feeders still serve.
+`restarts` decides which heads exist; this module starts, watches and ends them. Code shared with a cluster's pods is in
 `providers.ray.node`.
 """
 
@@ -24,13 +24,13 @@ from dataloaderjob.local.children import Loop
 from dataloaderjob.providers.ray.node import NO_TASKS, RayNode, without_ray
 
 VITAL = ("gcs_server", "raylet")
-"""Processes without which a head is dead."""
+"""Processes without which a head cannot work."""
 UP_S = 120.0
 POLL_S = 0.05
 
 
 class RayHead(RayNode):
-    """GCS, raylet and their helpers."""
+    """A Ray head: the GCS, the raylet and their helper processes."""
 
     def __init__(
         self,
@@ -42,7 +42,7 @@ class RayHead(RayNode):
         env: Mapping[str, str] = os.environ,
         cwd: Path | None = None,
     ) -> None:
-        """`folder` is created by `start`; its owner removes it after `stop`. `num_feeders`: the maximum number of
+        """`folder` is created by `start`; the caller removes it after `stop`. `num_feeders`: the maximum number of
         feeders. `cwd`: the working directory of feeders, and of the user code in them; if None, `folder`.
 
         Raises InputError if the folder's path is too long for Ray's Unix sockets.
@@ -59,7 +59,7 @@ class RayHead(RayNode):
         return self.folder / "head.log"
 
     def start(self) -> None:
-        """Starts the processes; returns before they are up. Raises OSError."""
+        """Starts the processes. Returns before they are up. Raises OSError."""
         self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         token_path = self.folder / "token"
         if not token_path.exists():
@@ -83,8 +83,8 @@ class RayHead(RayNode):
     def address(self) -> str:
         """host:port of the GCS. Raises OSError before the head is up.
 
-        The address is known 2 s earlier, but a driver that connects before the raylet has registered retries
-        only every few seconds.
+        The address is known 2 s before the head is up, but a driver that connects before the raylet has registered
+        retries only every few seconds.
         """
         return self.address_path.read_text().strip()
 
@@ -95,7 +95,7 @@ class RayHead(RayNode):
 
 
 class Heads:
-    """Heads by number."""
+    """The heads of a run, by number."""
 
     def __init__(
         self,
@@ -109,8 +109,8 @@ class Heads:
         serves: Callable[[], None],
         lost: Callable[[int, str, bool], None],
     ) -> None:
-        """`home`: our folder, with a subfolder for each head. `lost`: called when a head cannot be used, with its
-        number, the reason, and whether its feeders are alive."""
+        """`home`: the run's folder, in which each head has a subfolder. `lost`: called when a head cannot be used, with
+        its number, the reason, and whether its feeders are alive."""
         self._home, self._loop = home, loop
         self._env, self._cwd, self._tuning, self._tasks = env, cwd, tuning, tasks
         self._serves, self._lost = serves, lost
@@ -160,7 +160,8 @@ class Heads:
         self._loop.watch(pidfd, ended)
 
     def stop(self, number: int, grace_s: float) -> None:
-        """Ends all processes of that head, and removes its folder. Does nothing if the head does not exist."""
+        """Ends all processes of the head with this number, and removes its folder. Does nothing if there is no such
+        head."""
         head = self._heads.pop(number, None)
         for pidfd in self._watched.pop(number, ()):
             self._loop.unwatch(pidfd)

@@ -25,7 +25,7 @@ from dataloaderjob.core.errors import InputError
 
 STDIN = "-"
 SIDECAR_IMAGE = f"ghcr.io/dataloaderjob/sidecar:{__version__}"
-"""The chart's default."""
+"""The default image of the Helm chart."""
 HINTS: Mapping[tuple[str, str], str] = {
     ("trainer.kubeflow.org", "TrainJob"): "its pods come from a runtime: inject the runtime",
     ("argoproj.io", "Workflow"): (
@@ -35,27 +35,28 @@ HINTS: Mapping[tuple[str, str], str] = {
         f"its templates are not pod templates: add the label {LABEL} to their metadata.labels"
     ),
 }  # fmt: skip
-"""Kinds whose pods cannot be injected this way, by API group and name, each with what to do instead."""
+"""Kinds whose pods cannot be injected through pod templates, by API group and name, each with the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """The command line."""
+    """The arguments of the command."""
 
     source: str
     """The file with pod templates; "-" for standard input."""
     manifest: str | None = None
     """The file with the DataLoaderJob; None if it is in the same file."""
     job: str | None = None
-    """Name of the job for pod templates without the label. If None, only templates with the label are injected."""
+    """Name of the job for pod templates that do not have the label. If None, only templates that have the label are
+    injected."""
     sidecar_image: str = SIDECAR_IMAGE
-    """Image for manifests that name none."""
+    """Sidecar image for manifests that name none."""
     pull_secrets: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
-    """The new text."""
+    """The result: the text with all sidecars, and what was changed."""
 
     text: str
     changed: bool
@@ -138,7 +139,7 @@ class _Work:
             )
 
     def _misplaced(self, data: Any, templates: Sequence[FoundTemplate], document: Document) -> None:
-        """Reports an object's label that its pods do not get."""
+        """Reports the label if it is on an object but not on the object's pods."""
         with_own = [template for template in templates if template.path]
         if with_own and LABEL in _labels(data) and not any(LABEL in _labels(t.template) for t in with_own):
             self.notices.append(
@@ -151,7 +152,7 @@ def injected_text(text: str, request: Request, jobs: Sequence[DataLoaderJob] = (
     """Injects all pod templates in a text. `jobs`: the jobs in the request's manifest file; if the request names none,
     the jobs in the text itself also count.
 
-    Raises InputError if a template cannot be injected, or if there is none.
+    Raises InputError if a template cannot be injected, or if the text has no template to inject.
     """
     documents = parse_documents(text, request.source)
     if problems := [problem for document in documents for problem in document.problems]:
@@ -184,8 +185,7 @@ def _edited(text: str, wanted: list[Any], source: str) -> str:
 
 
 def run(request: Request, output: str | None, *, in_place: bool) -> None:
-    """Reads a file, injects its templates and writes the result. Raises InputError, in which case nothing is
-    written."""
+    """Reads a file, injects its templates and writes the result. Raises InputError; nothing is written then."""
     if in_place and (output is not None or request.source == STDIN):
         raise InputError("--in-place changes the file given with -f: omit -o, and name a file")
     if request.source == request.manifest == STDIN:
@@ -211,7 +211,7 @@ def _read(source: str) -> str:
 
 
 def _write(path: FilePath, text: str) -> None:
-    """Replaces a file, and keeps its mode. No reader sees a partial file."""
+    """Replaces a file atomically, and keeps its mode."""
     path = path.resolve()
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -238,7 +238,7 @@ def _labels(thing: Any) -> Object:
 
 
 def _namespace(data: Any, path: Path) -> str | None:
-    """Returns the namespace of the object that has the part at `path`; None if it names none."""
+    """Returns the namespace of the object that contains the part at `path`; None if the object names none."""
     found = None
     for part in (*path, None):
         metadata = data.get("metadata") if isinstance(data, Mapping) else None
@@ -249,7 +249,7 @@ def _namespace(data: Any, path: Path) -> str | None:
 
 
 def _unshared(value: Any) -> Any:
-    """Copies a value. Parts that an alias repeats become separate copies."""
+    """Copies a value. Parts that a YAML alias repeats become separate copies."""
     if isinstance(value, Mapping):
         return {name: _unshared(inner) for name, inner in value.items()}
     return [_unshared(inner) for inner in value] if isinstance(value, list) else value

@@ -34,12 +34,13 @@ from dataloaderjob.local.service_plan import ServicePlan
 from dataloaderjob.providers.provider import RAY
 
 FAILING_GRACE_S = 5.0
-"""A DDP peer of a failed rank notices and fails by itself within a second or two."""
+"""Seconds that other trainers have to end after one has failed. A DDP peer of a failed rank notices the failure and
+fails by itself within a second or two."""
 ENDING_GRACE_S = 10.0
 EXIT_OK = 0
 EXIT_BROKEN = 1
 EXIT_LATE = 124
-"""The exit code of the command `timeout`."""
+"""The exit code after a deadline, the same as the command `timeout` uses."""
 LAUNCH_VARIABLES = (
     "RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "GROUP_RANK", "ROLE_RANK",
     "MASTER_ADDR", "MASTER_PORT",
@@ -67,7 +68,7 @@ class AttachPlan:
     processes: int
     """Maximum number of attached processes."""
     idle_s: float
-    """Time without attached processes after which all feeders are stopped."""
+    """Seconds without attached processes after which all feeders are stopped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -80,13 +81,13 @@ class RunPlan:
     """Working directory of trainers and feeders."""
     trainers: tuple[TrainerPlan, ...]
     attach: AttachPlan | None = None
-    """Set if others start the trainers; there are no `trainers` then."""
+    """The plan for trainers that others start; None if the run starts its own. If it is set, `trainers` is empty."""
     service: ServicePlan
     min_feeders: int
     scale: tuple[int, int]
-    """Minimum number of feeder replicas, and number of feeders in each."""
+    """Minimum number of feeder replicas, and the number of feeders in each replica."""
     autoscaling: Bounds | None
-    """Bounds on the number of feeders, between which the run is scaled; None if the run is not scaled."""
+    """Bounds on the number of feeders for autoscaling; None if the run is not scaled."""
     startup_s: float
     active_s: float | None
     ray_version: str | None
@@ -98,8 +99,8 @@ class RunPlan:
 def plan(
     job: DataLoaderJob, *, folder: Path, env: Mapping[str, str], master_port: int, provider: str = RAY
 ) -> RunPlan:
-    """Builds the plan of a manifest's run. `folder`: the manifest's folder. `env`: this process's environment, which
-    trainers and feeders inherit.
+    """Builds the plan of a manifest's run. `folder`: the folder that contains the manifest. `env`: this process's
+    environment, which trainers and feeders inherit.
 
     Raises InputError for a manifest that only a cluster can run.
     """
@@ -149,8 +150,8 @@ def _attach(job: DataLoaderJob) -> AttachPlan | None:
 
 
 def inherited_env(env: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment without variables of another run, a launcher or Ray. The PATH starts with this
-    interpreter's folder."""
+    """Returns the environment without variables of another run, a launcher or Ray. PATH begins with the folder of this
+    interpreter."""
     kept = {
         name: value
         for name, value in env.items()
@@ -203,7 +204,7 @@ def _external(job: DataLoaderJob, provider: str) -> ExternalRay | None:
 
 
 def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
-    """Yields the paths of the fields that the manifest sets, but that a run on one machine ignores."""
+    """Yields the paths of fields that the manifest sets but a run on one machine ignores."""
     spec = job.spec
     if job.metadata.namespace is not None:
         yield "metadata.namespace"
@@ -233,8 +234,8 @@ def ignored(job: DataLoaderJob, provider: str = RAY) -> Iterator[str]:
 
 
 def _pod(pod: PodSpec, path: str, used: str | None) -> Iterator[str]:
-    """Yields the ignored fields of a pod. `used`: the name of the container that runs here; if None, the first
-    container."""
+    """Yields the ignored fields of a pod. `used`: the name of the container that runs on this machine; if None, the
+    first container."""
     for i, container in enumerate(pod.containers):
         here = f"{path}.containers[{i}]"
         if container.name != used if used else i > 0:
@@ -250,7 +251,7 @@ def _pod(pod: PodSpec, path: str, used: str | None) -> Iterator[str]:
 
 
 def _from_elsewhere(variables: tuple[EnvVar, ...], path: str) -> Iterator[str]:
-    """Yields variables whose values only a cluster has."""
+    """Yields variables that take their values from a source that only a cluster has."""
     for i, variable in enumerate(variables):
         if variable.value_from is not None:
             yield f"{path}.env[{i}].valueFrom ({variable.name})"
@@ -275,15 +276,15 @@ class RunState(Enum):
 
 class RunEvent(Enum):
     SERVED = auto()
-    """The sidecar listens; trainers are started."""
+    """The sidecar listens, and the run starts its trainers."""
     OPENED = auto()
-    """The sidecar listens; others start trainers."""
+    """The sidecar listens, and others start the trainers."""
     FAILED = auto()
-    """A trainer ended with an error; others are alive."""
+    """A trainer ended with an error, but others are alive."""
     STOP = auto()
     """A signal arrived, a deadline passed, or the service broke."""
     GRACE = auto()
-    """The state's grace period has ended."""
+    """The grace period of the current state has ended."""
     ALL_ENDED = auto()
 
 
@@ -303,14 +304,14 @@ TRANSITIONS: dict[tuple[RunState, RunEvent], RunState] = {
     (RunState.ENDING, RunEvent.ALL_ENDED): RunState.OVER,
     (RunState.KILLING, RunEvent.ALL_ENDED): RunState.OVER,
 }
-"""A pair that is not listed changes nothing."""
+"""A pair of state and event that is not listed has no effect."""
 GRACE_S = {RunState.FAILING: FAILING_GRACE_S, RunState.ENDING: ENDING_GRACE_S}
-"""Longest duration of a state; the other states have no limit."""
+"""Longest duration of a state, in seconds; the other states have no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stop:
-    """Reason to stop a run from outside its trainers."""
+    """The reason to stop a run, other than the end of a trainer."""
 
     code: int
     why: str

@@ -5,14 +5,14 @@ from __future__ import annotations
 import socket
 
 RAYS_AGENT = 52365
-"""Port on which the dashboard agent of each Ray node listens, unless another process already does."""
+"""Port on which the dashboard agent of each Ray node listens, unless another process already listens on it."""
 
 
 class ReservedPort:
     """A port of 127.0.0.1 that the system assigns to no other process until `close`.
 
-    In the meantime, a process that knows the number can listen on the port any number of times, if it sets
-    SO_REUSEADDR, as servers do.
+    Until then, a process that knows the number can listen on the port any number of times, provided that it sets
+    SO_REUSEADDR, as servers usually do.
     """
 
     def __init__(self) -> None:
@@ -30,5 +30,5 @@ def _bound() -> socket.socket:
     sock.bind(("127.0.0.1", 0))
     if sock.getsockname()[1] != RAYS_AGENT:
         return sock
-    with sock:  # held meanwhile, so that the same port is not assigned again
+    with sock:  # kept open meanwhile, so that the same port is not assigned again
         return _bound()

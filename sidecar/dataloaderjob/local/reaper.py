@@ -1,9 +1,9 @@
 """The reaper: a separate process that ends all processes of a run if the run's own process is killed. Its command is
 `python -m dataloaderjob.local.reaper PID RUN_ID HOME [FOLDER]`.
 
-The reaper waits only for the run's own process, in a session of its own. Then it ends everything that carries the run's
-tag, and removes the run's folder. It also removes a private service's folder, unless another service owns it by then. A
-run that ends by itself also ends its reaper.
+In a session of its own, the reaper waits for the run's own process to end. Then it ends everything that carries the
+run's tag, and removes the run's folder. It also removes a private service's folder, unless another service has taken
+over the folder by then. A run that ends by itself also ends its reaper.
 
 The tag is an environment variable that every process of a run inherits. Processes may outlive their parents and leave
 their sessions (torchrun's workers, Ray's agents), but their initial environment stays readable in /proc. Only processes
@@ -27,11 +27,13 @@ from dataloaderjob.core import folders, places
 
 GRACE_S = 1.0
 EXEC_S = 0.03
-"""Pause before another look if no process was found, because a process in execve has no environment for a moment."""
+"""Pause in seconds before searching again if no process was found, because a process in execve has no environment for a
+moment."""
 
 
 def command(run_id: str, home: Path, folder: Path | None = None) -> list[str]:
-    """Returns the command of this process's reaper. `folder`: the folder of this process if it is a private service."""
+    """Returns the command line of this process's reaper. `folder`: the folder of this process if it is a private
+    service."""
     words = [str(os.getpid()), run_id, str(home), *([] if folder is None else [str(folder)])]
     return [sys.executable, "-P", "-m", "dataloaderjob.local.reaper", *words]
 
@@ -39,7 +41,7 @@ def command(run_id: str, home: Path, folder: Path | None = None) -> list[str]:
 def start(
     run_id: str, home: Path, env: Mapping[str, str], folder: Path | None = None
 ) -> subprocess.Popen[bytes]:
-    """Starts this process's reaper, with the command that `command` returns."""
+    """Starts this process's reaper, with the command line that `command` returns."""
     return subprocess.Popen(
         command(run_id, home, folder), env=dict(env), cwd="/", start_new_session=True,
         stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
@@ -102,7 +104,8 @@ def tagged(run_id: str, *, but: Iterable[int] = ()) -> list[int]:
 
 
 def sweep(run_id: str, *, grace_s: float, but: Iterable[int] = ()) -> int:
-    """Ends the remaining processes of a run: SIGTERM, then SIGKILL after `grace_s`. Returns their number."""
+    """Ends the remaining processes of a run: sends SIGTERM, then SIGKILL after `grace_s` seconds. Returns the number of
+    these processes."""
     but = tuple(but)
     found: set[int] = set()
     number, wait_s = signal.SIGTERM, grace_s

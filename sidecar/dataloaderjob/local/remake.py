@@ -1,4 +1,4 @@
-"""The rebuilding of a record's batches, in a child process for each bundle. It returns their digests.
+"""The rebuilding of a record's batches to obtain their digests. A child process rebuilds the batches of each bundle.
 
 A process takes on the state of a bundle's trainer, so it can load only one bundle. Output of user code goes to standard
 error.
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 _CANNOT = "recorded batches cannot be rebuilt here"
 _loaded: list[Remaker] = []
-"""The child's remaker, in the child only."""
+"""The remaker of this child process; empty in the parent process."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +35,7 @@ class RemadeResult:
 
     digest: int
     error: str = ""
-    """The error raised while the batch was made; empty if there was none."""
+    """The error raised while the batch was rebuilt or encoded; empty if there was none."""
     body: bytes | None = None
     """The batch's bytes, if they were requested and the batch can be encoded."""
 
@@ -92,7 +92,7 @@ def _make(number: int, payload: bytes, with_body: bool) -> RemadeResult:
 
 @contextlib.contextmanager
 def _user_code() -> Iterator[None]:
-    """Turns exceptions of user code into InputError, because only the child may have their classes."""
+    """Converts exceptions of user code to InputError, because only the child may be able to import their classes."""
     try:
         yield
     except (Exception, SystemExit) as exc:

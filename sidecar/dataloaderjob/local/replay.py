@@ -35,9 +35,10 @@ class Replay:
         return self.remade is not None and self.remade.digest == self.found.row.digest
 
     def make(self, *, debug: bool, trusted: Collection[str] = ()) -> None:
-        """Loads the recorded code and data, and makes the batch.
+        """Loads the recorded code and data, and rebuilds the batch.
 
-        Raises InputError if they cannot be loaded, or belong to a user other than this one, root and `trusted`.
+        Raises InputError if the code or data cannot be loaded, or belong to a user other than this one, root and those
+        in `trusted`.
         """
         piece, row = self.found
         bundle = piece.bundle(row)
@@ -62,7 +63,7 @@ class Replay:
             self._body = None
 
     def save(self, path: Path) -> None:
-        """Writes the batch with torch.save. Raises InputError if there is none, or if `path` is a link."""
+        """Writes the batch with torch.save. Raises InputError if no batch was rebuilt, or if `path` is a link."""
         if self.remade is None or self.remade.error is not None:
             raise InputError(f"{path} was not written, because making the batch raised an error")
         flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC
@@ -94,7 +95,8 @@ class Replay:
 
 
 def stepping(dataset: Any, debugger: pdb.Pdb) -> Any:
-    """Returns a dataset that makes the samples of `dataset` under the debugger, which stops at their first line."""
+    """Returns a dataset that loads the samples of `dataset` under the debugger, which stops at the first line of the
+    dataset's code."""
 
     class Stepping:
         def __getitem__(self, key: Any) -> Any:

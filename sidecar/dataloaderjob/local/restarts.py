@@ -3,7 +3,7 @@
 The parts are the sidecar, the supervisor and the part that starts feeders: a Ray head, or the feeder host. The sidecar,
 the supervisor and the host are restarted independently, because the supervisor waits for a host. A head without its GCS
 or raylet is replaced by a new one, and the supervisor is restarted against the new head. The old head is kept while its
-feeders are alive, until the feeders of the new head are registered. Some feeders thus serve at any time.
+feeders are alive, until the feeders of the new head are registered. Some feeders thus serve at all times.
 
     ABSENT    not started, or waiting for a restart
     STARTING  started, not usable yet
@@ -19,9 +19,10 @@ from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, r
 from dataloaderjob.core.supervision import EXITS_RAY
 
 MAX_FIRST_CRASHES = 2
-"""MAX_CRASHES for a part that has never served. The sidecar depends on no other part, and has only one attempt."""
+"""MAX_CRASHES for a part that has never served. The sidecar gets only one attempt, because it depends on no other
+part."""
 KEEP_OLD_S = 120.0
-"""Time after which an old head is ended, even if the feeders of the new head are not registered yet."""
+"""Seconds after which an old head is ended, even if the feeders of the new head are not registered yet."""
 MAX_RAY_EXITS = 2
 """Number of consecutive supervisor exits caused by Ray after which a head that seems to be alive is replaced."""
 
@@ -51,12 +52,13 @@ TRANSITIONS: dict[tuple[ServiceState, ServiceEvent], ServiceState] = {
     (ServiceState.STARTING, ServiceEvent.ENDED): ServiceState.ABSENT,
     (ServiceState.UP, ServiceEvent.ENDED): ServiceState.ABSENT,
 }
-"""A pair that is not listed changes nothing: the event arrived late."""
+"""A pair of state and event that is not listed has no effect, because the event arrived late."""
 
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """Start this part; `number` is the head to start, or the head that the supervisor uses."""
+    """The instruction to start a part. `number`: the number of the head to start, or of the head that the supervisor
+    uses."""
 
     part: ServicePart
     number: int
@@ -64,12 +66,12 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class StopSupervisor:
-    """End the supervisor: its head is gone."""
+    """The instruction to end the supervisor, because its head is gone."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopHead:
-    """End all processes of that head, feeders included."""
+    """The instruction to end all processes of a head, including its feeders."""
 
     number: int
 
@@ -87,10 +89,10 @@ class _Watched:
     part: ServicePart
     state: ServiceState = ServiceState.ABSENT
     start_at: float = float("inf")
-    """Time of its restart."""
+    """Time at which the part must be restarted."""
     crashes: Crashes = field(default_factory=Crashes)
     served: bool = False
-    """True if it has ever been UP."""
+    """True if the part has ever been UP."""
 
     def move(self, event: ServiceEvent) -> bool:
         state = TRANSITIONS.get((self.state, event))
@@ -102,7 +104,7 @@ class _Watched:
 
 
 class RestartPolicy:
-    """The policy, whose methods take events and return instructions. The caller executes the instructions in order."""
+    """The restart policy. Its methods handle events and return instructions, which the caller executes in order."""
 
     def __init__(self, starter: ServicePart | None = ServicePart.HEAD) -> None:
         """`starter`: the part that starts feeders; None for a Ray cluster that exists independently of the run."""
@@ -153,7 +155,7 @@ class RestartPolicy:
         return self._died(self._parts[part], why, now)
 
     def head_lost(self, number: int, why: str, now: float, *, feeders_live: bool) -> list[Instruction]:
-        """Handles the end of that head's GCS or raylet, or a failed start."""
+        """Handles the end of a head's GCS or raylet, or its failed start."""
         if number != self.head_number:
             if number in self.old and not feeders_live:
                 del self.old[number]
@@ -174,13 +176,13 @@ class RestartPolicy:
         return instructions + self._died(head, why, now)
 
     def settled(self) -> list[Instruction]:
-        """Ends the old heads, because the wanted feeders of the head in use are registered."""
+        """Ends the old heads. Called once all wanted feeders of the head in use are registered."""
         ended: list[Instruction] = [StopHead(number) for number in self.old]
         self.old.clear()
         return ended
 
     def due(self, now: float) -> list[Instruction]:
-        """Returns the restarts and ends that are due."""
+        """Returns the instructions to restart parts and to end old heads that are due."""
         instructions: list[Instruction] = []
         for part in self._parts.values():
             if now >= part.start_at:

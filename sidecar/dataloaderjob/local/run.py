@@ -51,14 +51,16 @@ from dataloaderjob.providers.provider import RAY
 PROGRESS_LIVE_S = 1.0
 PROGRESS_LINE_S = 10.0
 OUTPUT_GRACE_S = 1.5
-"""The last output of user code in feeders passes through Ray's log monitor, which polls twice a second."""
+"""Maximum wait in seconds for the last output of user code in feeders. The output passes through Ray's log monitor,
+which polls twice a second."""
 OUTPUT_QUIET_S = 0.7
 REASON_S = 3.0
-"""Longest wait for attached trainers to read the reason for the run's end, and to exit."""
+"""Maximum wait in seconds for attached trainers to read the reason for the run's end, and to exit."""
 LAST_LOOK_S = 0.2
-"""Time to wait for a trainer that attaches at the last moment. Trainers poll every 0.05 s."""
+"""Seconds to wait for a trainer that attaches at the last moment. Trainers poll every 0.05 s."""
 HOST_QUIET_S = 0.1
-"""The feeder host forwards its feeders' output immediately."""
+"""Seconds without output after which no more is expected from feeders of the feeder host, which forwards their output
+immediately."""
 
 
 def run(
@@ -97,8 +99,8 @@ def run(
 
 
 def recorded(planned: RunPlan, folder: Path) -> RunPlan:
-    """Returns the same run with trainers that record the batches that they consume. Raises InputError if they cannot
-    record them."""
+    """Returns the plan with trainers that record the batches that they consume. Raises InputError if the run's trainers
+    cannot record."""
     try:
         folders.make_for_owner(folder)
         os.close(folders.enter(folder, InputError))
@@ -186,7 +188,7 @@ class Run:
         self._progress_s = PROGRESS_LIVE_S if console.live else PROGRESS_LINE_S
         self._history = History(max(WINDOW_S, self._progress_s))
         self._verdict: InputVerdict | None = None
-        """The last verdict that was known."""
+        """The last known verdict; None if there has been none."""
         self._autoscaler = (
             None
             if planned.autoscaling is None
@@ -307,7 +309,7 @@ class Run:
             self._halt(Stop(EXIT_LATE, f"{late}: {missing}"))
 
     def _awaited(self) -> list[str]:
-        """Lists the parts that the run still waits for before the job is served."""
+        """Describes each part for which the run still waits before the job can be served."""
         snapshot = self._cluster.snapshot
         missing = []
         if not self._cluster.sidecar_listens:

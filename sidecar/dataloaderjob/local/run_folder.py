@@ -14,7 +14,8 @@ from dataloaderjob.local.status import HOME_PREFIX
 
 
 def make_home(*, ray: bool) -> Path:
-    """Creates our own folder, with a path short enough for sockets. Raises InputError if that is impossible."""
+    """Creates a private folder for the service, with a path short enough for sockets. Raises InputError if none can be
+    created."""
     limit = MAX_PATH_NBYTES - len("/s")
     if ray:
         from dataloaderjob.providers.ray.node import MAX_FOLDER_NBYTES

@@ -3,8 +3,8 @@
 The first rank starts it (`trainer.session.private`), detached, for all local ranks. The sidecar's socket is DIR/s;
 DIR/failed gives the reason if the service could not serve. The service ends after its last client and removes DIR.
 Alternatively, it stays for a while, so that the next script with the same environment can claim it
-(`trainer.session.keeping`). It imports neither ray nor the modules that read manifests, so a trainer's installation is
-sufficient.
+(`trainer.session.keeping`). The service imports neither ray nor the modules that read manifests, so the packages
+installed for a trainer are sufficient.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from dataloaderjob.local.verdicts import VerdictFile, verdict_of
 from dataloaderjob.providers.provider import LOCAL
 
 LINGER_S = 3.0
-"""Time for which the service stays after its starter and the last pool are gone, because another rank may follow."""
+"""Seconds for which the service stays after its starter and the last pool are gone, because another rank may follow."""
 UNUSED_S = 120.0
-"""Time for which a service stays if it has never had a client. Its starter may take a while to reach its first
-iter()."""
+"""Seconds for which a service stays if it has never had a client. The rank that started it may take a while to reach
+its first iter()."""
 SHARED_NBYTES_PER_RANK = 2 * 1024**3
 LOOK_S = 0.5
 MAX_LOG_NBYTES = 16 * 1024 * 1024
@@ -56,7 +56,7 @@ class IdleShutdown:
     keep_s: float = 0.0
     """Seconds for which the service stays after its last script."""
     _last_pool: float | None = None
-    """Time when a pool was last seen."""
+    """Time at which a pool was last seen; None if there has been none."""
     _starter_gone: float | None = None
 
     def see(self, *, receivers: int | None, starter_alive: bool, now: float) -> bool:
@@ -79,13 +79,13 @@ class IdleShutdown:
         return self._last_pool is None and now - self.started >= UNUSED_S
 
     def free_since(self) -> float | None:
-        """Returns the time since which nobody has used the service, provided that there is no pool; None while its
+        """Returns the time since which nobody has used the service, provided that no pool exists now; None while the
         starter is alive."""
         return None if self._starter_gone is None else max(self._starter_gone, self._last_pool or 0.0)
 
 
 class Echo:
-    """A writer of lines to another process's standard error, which never waits for a reader."""
+    """A writer of lines to another process's standard error. It drops a line rather than wait for a reader."""
 
     def __init__(self, fd: int | None) -> None:
         self._fd = fd
@@ -120,7 +120,7 @@ class Service:
         self._why: str | None = None
         self._failed_at = 0.0
         self._clients: set[int] = set()
-        """Pids of the trainer processes that were last attached."""
+        """Pids of the trainer processes that were attached at the last poll."""
         self._logged = 0
         self._over = False
         self._starter = pidfd_of(claim.pid)
@@ -152,8 +152,8 @@ class Service:
         return EXIT_FAILED
 
     def _heard(self) -> None:
-        """Handles messages: a script claims this service, or a rank wants more feeders."""
-        with contextlib.suppress(OSError):  # nothing is left to read, or the answer ended the service
+        """Handles messages in which a script claims this service, or a rank requests more feeders."""
+        with contextlib.suppress(OSError):  # no message is left, or the answer ended the service
             while True:
                 data, fds, _, _ = socket.recv_fds(self._control, MAX_NBYTES, 1, socket.MSG_CMSG_CLOEXEC)
                 if fds and data == echo_text(self._claim.run):
@@ -186,7 +186,7 @@ class Service:
             os.close(reply)
 
     def _be_heard(self, fd: int) -> None:
-        """Sends output of user code in feeders to `fd`, if the launch was granted the service with its last claim."""
+        """Sends the output of user code in feeders to `fd` if the last claim granted the service to the launch."""
         if self._is_unheard:
             self._is_unheard = False
             self._echo = Echo(fd)
@@ -233,8 +233,8 @@ class Service:
         return self._starter is not None and alive(self._starter)
 
     def _starter_ended(self) -> None:
-        """Closes our copy of the starter's standard error, because its reader, for example `tee`, may wait until all
-        writers have closed it."""
+        """Closes this process's copy of the starter's standard error, because its reader, for example `tee`, may wait
+        until all writers have closed it."""
         assert self._starter is not None  # noqa: S101  the watched descriptor
         self._loop.unwatch(self._starter)
         self._echo.close()
@@ -279,8 +279,9 @@ class Service:
     def _receivers(self) -> int | None:
         """Returns the number of trainer processes that use the service; None while unknown.
 
-        If the folder was removed, for example by a cleaner of temporary files, our sidecar cannot be reached there, or
-        another service's sidecar answers. The supervisor still receives our sidecar's reports.
+        If the folder was removed, for example by a tool that cleans up temporary files, this service's sidecar cannot
+        be reached through the folder, or another service's sidecar answers. The number then comes from the sidecar's
+        reports to the supervisor.
         """
         snapshot = self._cluster.snapshot
         if self._has_folder():
@@ -293,9 +294,9 @@ class Service:
         return service_of(self._folder) == os.getpid()
 
     def _leave(self, *, unless_used: bool = False) -> None:
-        """Gives up the folder. From then on, a rank finds no service there and starts another.
+        """Gives up the folder. After that, a rank finds no service in the folder and starts another one.
 
-        Holds the lock, so that no rank is between finding this service and attaching to it.
+        Holds the lock meanwhile, so that no rank has found this service but not yet attached to it.
         """
         with locked(self._folder):
             if unless_used and self._has_folder():
@@ -314,7 +315,7 @@ class Service:
         self._control.close()
 
     def _broken(self, why: str) -> None:
-        """Ends the service. The folder stays, with the reason, for ranks that are waiting or are losing their
+        """Ends the service. The folder remains, with the reason, for ranks that wait for the service or lose their
         sidecar."""
         self._why, self._failed_at = why, time.monotonic()
         self._close_control()
@@ -324,8 +325,8 @@ class Service:
 
     def _keep_reason(self) -> None:
         """Keeps the reason until the starter and all other clients have ended, then removes it unless another service
-        has taken the folder. A client that attached at the last moment is not known here, so it has LINGER_S to read
-        the reason."""
+        has taken the folder. This process does not know a client that attached at the last moment, so the reason is
+        kept for at least LINGER_S."""
         self._echo.close()
         clients = [pidfd for pid in self._clients if (pidfd := pidfd_of(pid)) is not None]
         for pidfd in clients if self._starter is None else [self._starter, *clients]:
@@ -335,8 +336,8 @@ class Service:
 
 
 def fail(folder: Path, why: str) -> None:
-    """Leaves the reason for ranks that are waiting or are losing their sidecar. A later rank may start another
-    service."""
+    """Leaves the reason in the folder for ranks that wait for the service or lose their sidecar. A later rank may start
+    another service."""
     part = folder / ".failed"
     with contextlib.suppress(OSError):
         part.write_text(why + "\n")
@@ -351,7 +352,7 @@ def _record(claim: Claim) -> Path | None:
 
 
 def plan(folder: Path, num_feeders: int, env: Mapping[str, str]) -> ServicePlan:
-    """Plans a service with the manifest's defaults, for all ranks that the launcher announces."""
+    """Plans a service with the defaults of a manifest, for all ranks that the launcher announces."""
     own, feeders = environments(env)
     ranks = max(1, int(env.get("LOCAL_WORLD_SIZE", "1")))
     return ServicePlan(

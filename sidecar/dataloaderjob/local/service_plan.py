@@ -50,7 +50,7 @@ class ServicePlan:
 
 
 def key_file(home: Path, holder: Holder) -> Path:
-    """Returns the file with a key that is derived from the job's."""
+    """Returns the path of the file with the holder's key, which is derived from the job's key."""
     return home / f"{KEY}-{holder}"
 
 

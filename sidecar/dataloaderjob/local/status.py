@@ -1,6 +1,6 @@
-"""The status of the runs on this machine. Each run is found by a file in its folder. Its sidecar and its supervisor are
-asked for their status, either once or repeatedly in a thread. Sums and rates are computed from the answers.
-"""
+"""The status of the runs on this machine. Each run is found through a file in its folder. The run's sidecar and
+supervisor are asked for their status, either once or repeatedly in a thread. Sums and rates are computed from the
+answers."""
 
 from __future__ import annotations
 
@@ -28,28 +28,29 @@ RUN_FILE = "run.json"
 HOME_PREFIX = "dlj-run-"
 TIMEOUT_S = 3.0
 QUICK_S = 0.2
-"""Pause between two polls while feeders are awaited."""
+"""Seconds between two polls while the run waits for feeders."""
 SLOW_S = 1.0
 RATES_S = 1.0
-"""Interval over which `dataloaderjob status` measures rates."""
+"""Interval in seconds over which `dataloaderjob status` measures rates."""
 WINDOW_S = 5.0
-"""Interval for rates, in seconds. Over one second, the rate of a few large batches jumps up and down."""
+"""Interval in seconds over which rates are computed. Over one second, the rate of a few large batches would
+fluctuate."""
 Trainer = tuple[str, int]
-"""Rank and pid, because the counters of a restarted trainer start at zero."""
+"""Rank and pid of a trainer. The pid is included because the counters of a restarted trainer start at zero."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """The last status of the sidecar and of the supervisor. The status is empty if its source does not answer."""
+    """The last statuses of the sidecar and the supervisor. A status is empty if its source does not answer."""
 
     at: float = 0.0
-    """time.monotonic()."""
+    """Time of the poll, by time.monotonic()."""
     sidecar: dict[str, Any] = field(default_factory=dict)
     supervisor: dict[str, Any] = field(default_factory=dict)
 
     @property
     def ready(self) -> int:
-        """Feeders that serve."""
+        """Number of feeders that serve."""
         return int(self.supervisor.get("ready", 0))
 
     @property
@@ -63,15 +64,15 @@ class Snapshot:
 
     @property
     def receivers(self) -> list[dict[str, Any]]:
-        """Entries, one for each trainer process and its pool."""
+        """The entries of the sidecar's status, one for each trainer process and its pool."""
         return list(self.sidecar.get("receivers", ()))
 
 
 class History:
     """Totals of one run, and its rates over the last seconds, computed from a series of snapshots.
 
-    A restarted sidecar starts counting at zero, and soon takes over its trainers. The trainers' own counters continue,
-    while those of their receivers start at zero. For this reason, totals are added up trainer by trainer.
+    A restarted sidecar starts counting at zero, and the trainers soon attach to it again. The trainers' own counters
+    continue, while those of their receivers start at zero. For this reason, totals are added up trainer by trainer.
     """
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
@@ -82,10 +83,10 @@ class History:
         self._kept: deque[tuple[float, dict[Trainer | None, Counter[str]]]] = deque()
         """A copy of `_counted` for each time in the window."""
         self._read: dict[Trainer, Counter[str]] = {}
-        """The last reading of each trainer."""
+        """The counters of each trainer in the last snapshot that contained the trainer."""
         self._sidecar: int | None = None
         self._live: dict[Trainer, int] = {}
-        """The sidecar's receivers, by pid."""
+        """The pid of the sidecar's receiver for each trainer."""
         self._ended: Counter[str] = Counter()
         """Counters of the sidecar's receivers that have ended."""
 
@@ -95,7 +96,7 @@ class History:
         return self._counted[None]
 
     def of_ranks(self) -> dict[str, Counter[str]]:
-        """Returns the counters of each rank, over all processes that had it."""
+        """Returns the counters of each rank, summed over all processes that have had the rank."""
         found: dict[str, Counter[str]] = {}
         for trainer, counted in self._counted.items():
             if trainer is not None:
@@ -162,18 +163,18 @@ class Poller:
         self._control: socket.socket | None = None
         self._stop = threading.Event()
         self._pause = threading.Event()
-        """Set to poll at once."""
+        """Set to end the pause before the next poll."""
         self._wanted = self._asked = 0
         self._exactly = False
         self._scale_to: int | None = None
-        """A number to request as soon as the supervisor answers."""
+        """Number of feeders to request as soon as the supervisor answers; None if there is none."""
         self._thread = threading.Thread(target=self._run, name="dlj-poll", daemon=True)
 
     def start(self) -> None:
         self._thread.start()
 
     def stop(self) -> None:
-        """Stops the thread, without waiting for it. It ends within TIMEOUT_S."""
+        """Makes the thread end within TIMEOUT_S. Does not wait for its end."""
         self._stop.set()
         self._pause.set()
 
@@ -254,7 +255,7 @@ class LiveRun:
 
     @property
     def name(self) -> str:
-        """Name for the user: the manifest's name, or the script that a private service serves."""
+        """The name shown to the user: the manifest's name, or the script that a private service serves."""
         return str(self.about.get("script") or self.job)
 
     @property
@@ -277,7 +278,8 @@ class LiveRun:
         return supervision.ask(*address, key, job=self.job, message=message, tls=tls)
 
     def snapshot(self) -> Snapshot:
-        """Asks the sidecar and the supervisor for their status. If the supervisor does not answer, a note says why."""
+        """Asks the sidecar and the supervisor for their status. If the supervisor does not answer, the snapshot
+        contains a note with the reason."""
         sidecar = sidecar_status(str(self.about["socket"]))
         try:
             supervisor = self.ask({"type": "status"})
@@ -308,8 +310,8 @@ def histories(runs: Sequence[LiveRun]) -> list[History]:
 
 
 def find_run(folder: str | None) -> LiveRun:
-    """Returns the run in this folder, or otherwise the only run. If only one run has a manifest, it takes precedence
-    over scripts without one. Raises InputError, which names the candidates."""
+    """Returns the run in this folder; if `folder` is None, the only run. If exactly one run has a manifest, that run
+    takes precedence over scripts without a manifest. Raises InputError, which names the candidates."""
     live = [run for run in live_runs(folder) if folder is not None or run.kept_until is None]
     if len(of_manifests := [run for run in live if not run.is_private]) == 1:
         return of_manifests[0]
@@ -324,7 +326,7 @@ def find_run(folder: str | None) -> LiveRun:
 
 
 def sidecar_status(path: str) -> dict[str, Any]:
-    """Returns the status of the sidecar at this socket; empty if none answers."""
+    """Returns the status of the sidecar at this socket; empty if no sidecar answers."""
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET | socket.SOCK_CLOEXEC) as sock:
             sock.settimeout(TIMEOUT_S)

@@ -1,6 +1,5 @@
-"""The commands of `dataloaderjob`. Each prints its results and returns the exit code, and imports its libraries when it
-runs.
-"""
+"""The commands of `dataloaderjob`. Each command prints its results and returns the exit code. It imports the libraries
+that it needs only when it runs."""
 
 from __future__ import annotations
 
@@ -15,10 +14,10 @@ from dataloaderjob.core.processes import discard_output
 from dataloaderjob.core.supervision import MAX_FEEDERS
 
 EXIT_DIFFERENT = 1
-"""Exit code of verify and replay for a difference, as with diff and cmp. Any other problem leads to EXIT_TROUBLE."""
+"""Exit code of verify and replay for a difference, as with diff and cmp. For any other problem, it is EXIT_TROUBLE."""
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
-"""Exit code of a program that SIGPIPE terminates."""
+"""Exit code that shells report for a program that SIGPIPE has terminated."""
 
 
 def advise(args: argparse.Namespace) -> int:
@@ -84,7 +83,7 @@ def _watch(folder: str | None) -> int:
         watch(lambda: [run for run in live_runs(folder) if folder or run.kept_until is None], shown)
     except KeyboardInterrupt:
         if shown.live:
-            _print("")  # below the ^C
+            _print("")  # so that further output goes below the ^C
         return EXIT_INTERRUPTED
     shown.line("", "no run is left to watch", False)
     return 0
@@ -199,7 +198,7 @@ def _print(text: str) -> None:
 
 @contextlib.contextmanager
 def output() -> Iterator[None]:
-    """Ends the command without a message if the reader of its output, such as head, has closed the pipe."""
+    """Ends the command without a message if the reader of its output, such as `head`, has closed the pipe."""
     try:
         yield
     except BrokenPipeError:

@@ -1,4 +1,4 @@
-"""The verdict on runs of this machine, as text: for `status`, for the last line of a run, and for a script's last line.
+"""The verdict on a run on this machine, as text for `dataloaderjob status`, and for the last line of a run or script.
 
 A private service writes its verdict into its folder. The script's process reads the verdict there as it exits.
 """
@@ -26,8 +26,8 @@ def verdict_of(supervisor: Mapping[str, Any]) -> InputVerdict | None:
 def closing_words(
     verdict: InputVerdict | None, counters: Mapping[str, int], *, per_pod: int, cpus: int
 ) -> str:
-    """Formats the end of a run's last line if training waited; empty otherwise. `counters`: the counters of the whole
-    run. `per_pod`: the number of feeders in each replica."""
+    """Formats the end of a run's last line if training waited for input; empty otherwise. `counters`: the counters of
+    the whole run. `per_pod`: the number of feeders in each replica."""
     waited, worked = counters.get("wait_ns", 0), counters.get("step_ns", 0)
     if verdict is None or not verdict.is_bound or not waited or waited < WORTH * (waited + worked):
         return ""
@@ -41,7 +41,7 @@ def closing_words(
 
 
 class VerdictFile:
-    """The file that a script's process reads as it exits."""
+    """The file with the verdict, which a script's process reads as it exits."""
 
     def __init__(self, folder: Path) -> None:
         self._path = folder / places.VERDICT_NAME
@@ -64,7 +64,7 @@ class VerdictFile:
             self._written = text
 
     def forget(self) -> None:
-        """Removes the file, because another script is served from now on."""
+        """Removes the file, because the service now serves another script."""
         self._written = ""
         with contextlib.suppress(OSError):
             self._path.unlink(missing_ok=True)

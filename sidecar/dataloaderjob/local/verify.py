@@ -18,14 +18,14 @@ _MAX_SHOWN = 60
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Difference:
-    """The first batch in which two runs differ."""
+    """The first batch that differs between two runs."""
 
     rank: str
     loader: int
     place: tuple[int, int]
     """Epoch and batch."""
     one: Recorded | None
-    """None if the first run has no such batch."""
+    """The batch of the first run; None if the run has no such batch."""
     other: Recorded | None
 
     @property
@@ -147,7 +147,7 @@ def _same(x: Any, y: Any) -> bool:
 def _compare_content(
     a: Record, one: Recorded, b: Record, other: Recorded, trusted: Collection[str]
 ) -> list[str]:
-    """Rebuilds both batches. Names the leaf that differs, and any batch that no longer equals the one
+    """Rebuilds both batches. Names the leaf that differs, and any batch that no longer equals the batch that was
     consumed."""
     from dataloaderjob.batches.differences import first_difference as difference_of
 
@@ -189,8 +189,8 @@ def _cut(value: Any) -> str:
 def check(
     folder: Path, *, epoch: int | None = None, sample: int | None = None, trusted: Collection[str] = ()
 ) -> tuple[bool, list[str]]:
-    """Rebuilds batches of a run. Returns True if they equal those consumed, and lines for the user. Raises
-    InputError."""
+    """Rebuilds batches of a run. Returns True if they equal the batches that were consumed, and lines for the user.
+    Raises InputError."""
     record = Record.open(folder)
     wanted = [
         (rank, batch)
@@ -223,7 +223,7 @@ def check(
 
 
 def _by_bundle(batches: list[tuple[str, Recorded]]) -> list[list[tuple[str, Recorded]]]:
-    """Groups batches that one process can make, and sorts each group by epoch and batch."""
+    """Groups batches that one process can rebuild, and sorts each group by epoch and batch."""
     groups: dict[Any, list[tuple[str, Recorded]]] = {}
     for rank, batch in batches:
         found = batch.piece.bundle(batch.row)
@@ -241,8 +241,8 @@ def _by_bundle(batches: list[tuple[str, Recorded]]) -> list[list[tuple[str, Reco
 def _first_wrong(
     record: Record, batches: list[tuple[str, Recorded]], *, before: tuple[int, int] | None
 ) -> tuple[tuple[int, int], str] | None:
-    """Returns the place of the first batch that differs from the one consumed, and a message. `before`: only batches
-    before this place are rebuilt."""
+    """Returns the place (epoch and batch) of the first batch that differs from the batch consumed, and a message.
+    Returns None if none differs. `before`: only batches before this place are rebuilt."""
     wanted = [(rank, b) for rank, b in batches if before is None or b.row.place < before]
     if not wanted:
         return None
@@ -266,7 +266,7 @@ def _first_wrong(
 
 
 def _of_none(record: Record, epoch: int | None) -> str:
-    """Names an epoch without batches, and the epochs that have some."""
+    """Describes an epoch without batches, and names the epochs that have batches."""
     if epoch is None:
         return ""
     there = {

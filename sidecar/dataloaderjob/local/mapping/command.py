@@ -1,4 +1,4 @@
-"""`dataloaderjob map`: has feeders apply a function to a dataset, and writes the results.
+"""`dataloaderjob map`: lets feeders apply a function to a dataset, and writes the results.
 
 This process only writes. Batches arrive in order even after failures, so files are completed one after the other.
 """
@@ -41,13 +41,13 @@ class Arguments:
     batch_size: int
     rows_per_file: int
     feeders: int | None
-    """Number of feeders; None for a loader's default number, 0 if this process does the work."""
+    """Number of feeders; None for a loader's default number, and 0 if this process does the work."""
 
 
 def run(arguments: Arguments) -> str:
-    """Runs the command. Returns a line that sums up the results.
+    """Runs the command. Returns a line that summarizes the results.
 
-    Raises InputError if the arguments cannot work. Raises UserCodeError for exceptions in the user's code. Raises
+    Raises InputError if the arguments are invalid. Raises UserCodeError for exceptions in the user's code. Raises
     KeyboardInterrupt.
     """
     output = arguments.output.absolute()  # before the script, which may change the working directory
@@ -92,7 +92,7 @@ def _check_numbers(arguments: Arguments) -> None:
 
 
 class _Batches:
-    """The loader's batch_sampler."""
+    """The loader's batch_sampler, which yields the rows of the missing files."""
 
     def __init__(self, parts: Sequence[OutputPart], batch_size: int) -> None:
         self._parts, self._batch_size = parts, batch_size
@@ -143,7 +143,7 @@ def _begin(loader: DataLoader[Any]) -> Iterator[Any]:
 
 
 def _next(messages: Iterator[Any], rows: range) -> pa.RecordBatch:
-    """Returns the batch of these rows. Raises UserCodeError for an exception of the user's code in a feeder."""
+    """Returns the results for these rows. Raises UserCodeError for an exception of the user's code in a feeder."""
     try:
         message = next(messages)
     except StopIteration:
@@ -166,15 +166,16 @@ def _next(messages: Iterator[Any], rows: range) -> pa.RecordBatch:
 
 
 def _without_our_words(text: str) -> str:
-    """Removes the words that name collate_fn, which is this package's wrapper around the user's function."""
+    """Removes the words that name collate_fn from an error, because collate_fn is only this package's wrapper around
+    the user's function."""
     return text.replace("\nraised by collate_fn in ", "\nraised in ")
 
 
 class Progress:
-    """The progress, printed as a line on standard error every few seconds."""
+    """The progress of the command, printed as a line on standard error every few seconds."""
 
     def __init__(self, *, total: int, before: int) -> None:
-        """Counts rows; `before` is the number in files that existed already."""
+        """`total`: the number of rows of the dataset. `before`: the number of rows in files that already existed."""
         self._total, self._done = total, before
         self._first: tuple[int, float] | None = None
         """The number of rows done when the first batch arrived, and the time of its arrival. The rate therefore
@@ -192,6 +193,7 @@ class Progress:
 
 
 def progress_line(total: int, done: int, made: int, elapsed_s: float) -> str:
-    """Formats `640 of 1000 rows (64 %), 210 rows/s, 2 s left`. `made`: rows made within `elapsed_s`."""
+    """Formats `640 of 1000 rows (64 %), 210 rows/s, 2 s left`. `made`: number of rows processed within `elapsed_s`
+    seconds."""
     rate = made / elapsed_s
     return f"{done} of {total} rows ({percent(done / total)}), {rate:.1f} rows/s, {span((total - done) / rate)} left"

@@ -1,6 +1,6 @@
 """The folder of results. A file is written under a temporary name and renamed, so a `part-*` file is always complete.
 
-_map.json describes the work that produced the results, and _SUCCESS marks that all files exist. Readers of Parquet
+_map.json describes the work that produced the results, and _SUCCESS shows that all files exist. Readers of Parquet
 ignore both.
 """
 
@@ -35,11 +35,11 @@ class Folder:
         self._path, self._fd = path, fd
         self.work = work
         self.left = tuple(work.left(set(os.listdir(fd))))
-        """Files that did not exist yet."""
+        """The parts whose files did not exist at the start."""
         self.begun_with = ""
         """Digest of the script that wrote the first results; empty if this process starts the work."""
         self._there: tuple[str, pa.Schema] | None = None
-        """Name and schema of a file that existed already."""
+        """Name and schema of a file that already existed."""
         self._first: tuple[str, pa.Schema] | None = None
         """Rows and schema of the first batch that was checked."""
 
@@ -98,7 +98,7 @@ class Folder:
             self._there = name, pq.read_schema(file)
 
     def check(self, batch: pa.RecordBatch, rows: range) -> None:
-        """Raises InputError if the columns differ from those of earlier batches, or of files that existed already."""
+        """Raises InputError if the columns differ from those of earlier batches, or of files that already existed."""
         where, found, first = shown(rows), batch.schema, self._first
         if first is None:
             self._first, first = (where, found), self._there
@@ -110,7 +110,7 @@ class Folder:
             )
 
     def write(self, part: OutputPart, batches: Sequence[pa.RecordBatch]) -> None:
-        """Writes the file atomically, so that it survives a crash of the machine."""
+        """Writes the file of a part atomically, so that the file survives a crash of the machine."""
         unfinished = f"{_UNFINISHED}{part.name}"
         with os.fdopen(folders.open_new(unfinished, os.O_WRONLY, within=self._fd), "wb") as file:
             pq.write_table(pa.Table.from_batches(batches), file)
@@ -120,8 +120,8 @@ class Folder:
         self._sync()
 
     def num_there(self) -> int:
-        """Returns the number of complete files, counted in the folder, because an interrupt may arrive right after a
-        rename."""
+        """Returns the number of complete files. They are counted in the folder itself, because an interrupt may arrive
+        right after a rename."""
         return self.work.num_parts - len(self.work.left(set(os.listdir(self._fd))))
 
     def finish(self) -> None:
@@ -130,7 +130,7 @@ class Folder:
         self._sync()
 
     def _sync(self) -> None:
-        """Makes the names in the folder survive a crash of the machine."""
+        """Syncs the folder, so that the names of its files survive a crash of the machine."""
         os.fsync(self._fd)
 
 
@@ -156,7 +156,7 @@ def _as_read(schema: pa.Schema) -> pa.Schema:
 
 
 def _difference(found: pa.Schema, first: pa.Schema, where: str, where_first: str) -> str:
-    """Describes a difference: `column 'a' is int64 in row 5 and string in row 0`."""
+    """Describes a difference between two schemas, such as `column 'a' is int64 in row 5 and string in row 0`."""
     for name in [*first.names, *found.names]:
         types = [str(s.field(name).type) if name in s.names else "missing" for s in (found, first)]
         if types[0] != types[1]:

@@ -11,7 +11,8 @@ import pyarrow.compute as pc
 from dataloaderjob.core.errors import RemoteProtocolError
 
 LEAST_LIMIT = 1 << 22
-"""Elements that a message of any size may have. Nulls and runs take no bytes for an element."""
+"""Number of elements that a message of any size may have. Nulls and repeated values may take no bytes for an
+element."""
 
 
 def to_message(batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
@@ -23,8 +24,9 @@ def to_message(batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
 
 def from_message(message: Any) -> pa.RecordBatch:
     """Unpacks a message. The result shares no memory with the message. Raises RemoteProtocolError if the message is
-    malformed, because pyarrow would follow offsets in it to any place in memory. The same applies to a message with
-    far more elements than bytes, which would take memory without limit when written or converted."""
+    malformed, because pyarrow would follow the message's offsets to any place in memory. Also raises it if the message
+    has far more elements than bytes, because such a message could take any amount of memory when it is written or
+    converted."""
     if type(message) is not np.ndarray:
         raise RemoteProtocolError(f"a feeder sent a {type(message).__name__} instead of results")
     try:
@@ -45,13 +47,15 @@ def from_message(message: Any) -> pa.RecordBatch:
 def _elements(array: pa.Array) -> int:
     """Returns the number of elements of an array and of all arrays inside it.
 
-    Raises KeyError if pyarrow has no Python class for one of them, as for Arrow's intervals of months.
+    Raises KeyError if pyarrow has no Python class for the type of one of these arrays, such as Arrow's intervals of
+    months.
     """
     return len(array) + _repeated(array) + sum(_elements(one) for one in _inside(array))
 
 
 def _repeated(array: pa.Array) -> int:
-    """Returns the elements that the lists of a list view refer to: several lists may share them."""
+    """Returns the number of elements in all lists of a list view. Elements that several lists share are counted for
+    each list."""
     if pa.types.is_list_view(array.type) or pa.types.is_large_list_view(array.type):
         return int(pc.sum(array.sizes.cast(pa.int64())).as_py() or 0)
     return 0

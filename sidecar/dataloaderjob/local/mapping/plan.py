@@ -1,4 +1,4 @@
-"""The plan of the result files, and of the files that are still missing. Pure: `folder` accesses the file system.
+"""The plan of the result files, and which of them are still missing. Pure: `folder` accesses the file system.
 
 A file contains the consecutive rows of whole batches. Its content therefore depends only on the work, not on the number
 of runs that the work takes.
@@ -21,10 +21,10 @@ class Work:
     function: str
     collate_fn: str | None
     rows: int
-    """Length of the dataset."""
+    """Number of rows: the length of the dataset."""
     batch_size: int
     rows_per_file: int
-    """A multiple of `batch_size`."""
+    """Number of rows in each file; a multiple of `batch_size`."""
 
     @property
     def num_parts(self) -> int:
@@ -75,7 +75,7 @@ _WORDS = {
     "batch_size": "--batch-size",
     "rows_per_file": "--rows-per-file",
 }
-"""Words for fields in messages; other fields appear under their own names."""
+"""The words for fields in messages. Other fields appear under their own names."""
 
 
 def differences(needed: Work, found: Mapping[str, Any]) -> list[str]:

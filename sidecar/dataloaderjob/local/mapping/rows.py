@@ -1,8 +1,8 @@
 """The part of the map command that runs in feeders: inputs with their index, and results turned into columns.
 
-Results travel as one Arrow message for each batch, so that feeders, not the writing process, convert them to columns.
-Generators are seeded by the index of an input, not by its place among the remaining inputs. A resumed run therefore
-draws the same numbers as an uninterrupted run.
+The results of each batch travel as one Arrow message, so that feeders convert them to columns, and not the process that
+writes. Generators are seeded by the index of an input, not by its place among the remaining inputs. A resumed run
+therefore draws the same numbers as an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from dataloaderjob.making.fetcher import batch_seed, seed_batch, seed_generators
 from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
 
 INDEX = "index"
-"""The column that map adds to those of the function."""
+"""Name of the column with the row's index, which the map command adds to the function's columns."""
 RESULT = "result"
-"""The column for a function that returns one array, tensor or list."""
+"""Name of the column for a function that returns one array, tensor or list."""
 _SEED = 0
 REMEDY = (
     "return arrays or tensors of one shape and type, a list with one array per row if lengths differ, or a "
@@ -33,10 +33,11 @@ REMEDY = (
 
 
 class Inputs(Dataset[tuple[int, Any]]):
-    """Dataset of (index, sample) for each index of the user's dataset."""
+    """A dataset that contains (index, sample) for each index of the user's dataset."""
 
     SEEDS_BY_KEY = True
-    """A resumed run may make a sample at a different position (`fetcher.BY_KEY`)."""
+    """Seeds depend on a sample's index, because a resumed run may load the sample at a different position
+    (`fetcher.BY_KEY`)."""
 
     def __init__(self, dataset: Any) -> None:
         self._dataset = dataset
@@ -50,7 +51,7 @@ class Inputs(Dataset[tuple[int, Any]]):
 
 
 class BatchedInputs(Inputs):
-    """The same as `Inputs`, for a dataset with `__getitems__`, which makes the samples of a batch together."""
+    """The same as `Inputs`, for a dataset with `__getitems__`, which loads all samples of a batch at once."""
 
     def __getitems__(self, indices: list[int]) -> list[tuple[int, Any]]:
         seed_batch(_SEED, indices[0])
@@ -75,7 +76,8 @@ class Apply:
         self._collate_fn = collate_fn
         self._made: Callable[[Any], Any] | None = None
         self._held = NOTHING_HELD
-        """Generators held by an instance created here; the fetcher seeds the generators that a function holds."""
+        """Generators held by an instance that this object created; the fetcher seeds the generators that a function
+        holds."""
 
     def __call__(self, pairs: list[tuple[int, Any]]) -> np.ndarray[Any, Any]:
         rows = range(pairs[0][0], pairs[-1][0] + 1)
@@ -116,8 +118,8 @@ def make(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 
 def record_batch(result: Any, rows: range) -> pa.RecordBatch:
-    """Returns a record batch of the rows' indices and the function's result. Raises InputError if the result cannot
-    become columns."""
+    """Returns a record batch that contains the rows' indices and the function's result. Raises InputError if the result
+    cannot become columns."""
     if hasattr(result, "columns") and hasattr(
         result, "__arrow_c_stream__"
     ):  # a DataFrame, for example from pandas
@@ -166,8 +168,8 @@ def _column(name: Any, value: Any, rows: range) -> pa.Array:
 
 
 def as_arrow(value: Any) -> pa.Array:
-    """Returns an array with one element for each row. Raises the errors of pyarrow, or of the value's own library, if
-    the value cannot become a column."""
+    """Returns an array with one element for each row. If the value cannot become a column, raises an error of pyarrow
+    or of the value's own library."""
     if isinstance(value, pa.ChunkedArray):
         return value.combine_chunks()
     if isinstance(value, pa.Array):

@@ -1,7 +1,7 @@
-"""The user's script: its loading, and the lookup of the dataset and the functions in it.
+"""The user's script: loading it, and looking up the dataset and the functions in it.
 
-As in multiprocessing's spawned workers, the script becomes `__main__` under the name `__mp_main__`, so that code below
-`if __name__ == "__main__":` does not run.
+As in workers that multiprocessing spawns, the script is loaded as `__main__` but has the `__name__` `__mp_main__`, so
+that code below `if __name__ == "__main__":` does not run.
 """
 
 from __future__ import annotations

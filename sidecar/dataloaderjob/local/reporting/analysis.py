@@ -16,37 +16,37 @@ from dataloaderjob.local.reporting.series import LOST, MEMORY, REPLACED, STARTED
 MOST_POINTS = 240
 """Maximum number of points of a line in a chart."""
 BEFORE_S, AFTER_S = 10.0, 10.0
-"""Seconds before and after an incident over which the ranks' waiting is compared."""
+"""Seconds before and after an incident. The ranks' waiting times in the two periods are compared."""
 TAIL = 4.0
-"""A batch that takes this multiple of the median time is slow."""
+"""A batch that takes at least this multiple of the median time is slow."""
 TRAINING, RECEIVING, MAKING, SERVING = "training", "receiving", "making batches", "sending, supervising"
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The time between two readings."""
+    """The period between two readings. `began` and `ended` are in seconds since the start of the run."""
 
     began: float
     ended: float
     waiting: Mapping[str, float]
-    """Share of its time for which each rank waited; ranks that did nothing are omitted."""
+    """The share of its time that each rank spent waiting; ranks that did nothing are omitted."""
     ready: Mapping[str, int]
-    """Number of ready batches of each rank at the end."""
+    """Number of ready batches of each rank at the end of the period."""
     nbytes_per_s: float
     batches_per_s: float
     feeders: int
     desired: int | None
     cpus: Mapping[str, float]
-    """CPUs that each group of processes kept busy."""
+    """Number of CPUs that each group of processes kept busy."""
 
 
 @dataclass(frozen=True, slots=True)
 class Tail:
-    """Batches that took at least TAIL times the median."""
+    """Batches that took at least TAIL times the median time."""
 
     count: int
     share: float
-    """Their share of all build time."""
+    """The share of all build time that these batches took."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,10 +55,10 @@ class Incident:
 
     event: Event
     back_s: float | None
-    """Seconds until it served again; None if it did not."""
+    """Seconds until the feeder served again; None if it did not."""
     before: float | None
-    """Share of the time for which ranks waited before the incident; None if unknown. `after` is their share after
-    it."""
+    """The share of their time that ranks spent waiting before the incident; None if unknown. `after` is the share after
+    the incident."""
     after: float | None
 
 
@@ -88,13 +88,13 @@ class Analysis:
 
     @cached_property
     def steady(self) -> Mapping[str, int]:
-        """Counts since the first batches. Until then, training waits for feeders to start."""
+        """Counts since the first batches. Before those, training only waits for feeders to start."""
         first = next((r.counts for r in self.readings if r.counts.get("next_calls")), {})
         return {name: count - first.get(name, 0) for name, count in self.last.counts.items()}
 
     @cached_property
     def waiting(self) -> float | None:
-        """Share of the time for which all ranks waited after the first batches; None if no batches followed."""
+        """The share of their time that all ranks spent waiting after the first batches; None if no batches followed."""
         return _waiting(self.steady)
 
     def waiting_of(self, rank: str) -> float | None:
@@ -108,7 +108,7 @@ class Analysis:
 
     @cached_property
     def last_batch_at(self) -> float:
-        """The first reading after the last batch."""
+        """Time of the first reading after the last batch."""
         return next((r.at for r in self.readings if r.counts.get("next_calls") == self.batches), self.last.at)
 
     @cached_property
@@ -128,7 +128,7 @@ class Analysis:
 
     @cached_property
     def queued(self) -> float:
-        """Share of build time in which a builder was ready to run but had no CPU."""
+        """The share of build time for which builders were ready to run but had no CPU."""
         sums = self.times.sums
         return sums.queued_ns / sums.wall_ns if sums.wall_ns else 0.0
 
@@ -146,7 +146,7 @@ class Analysis:
 
     @property
     def is_heavy_tailed(self) -> bool:
-        """True if a few batches take much of the time."""
+        """True if a few batches take a large share of the build time."""
         return (
             self.tail is not None
             and self.tail.share > 0.25
@@ -157,7 +157,7 @@ class Analysis:
 
     @cached_property
     def pipeline(self) -> Pipeline | None:
-        """The model's input; None until there are batches and their times."""
+        """The pipeline model's input; None until there are batches and their times."""
         sums, counts = self.times.sums, self.steady
         calls = counts.get("next_calls", 0)
         if calls <= 0 or not sums.count or not self.ranks:
@@ -222,14 +222,14 @@ def _waiting(counts: Mapping[str, int]) -> float | None:
 
 
 def _shares(rank: str, pairs: Sequence[tuple[Reading, Reading]]) -> list[float | None]:
-    """Returns the share of each span for which a rank waited; None if unknown.
+    """Returns the share of each span that a rank spent waiting; None for a span if its share is unknown.
 
-    A wait or a step counts once it has ended. If it is longer than that span, the rest of its time belongs to earlier
-    spans.
+    A wait or a step is counted once it has ended. If it is longer than the span in which it ended, the rest of its time
+    belongs to earlier spans.
     """
     found: list[float | None] = []
     open_: list[int] = []
-    """The spans without a batch before this one."""
+    """The consecutive spans without a batch that precede this span."""
     for number, (a, b) in enumerate(pairs):
         found.append(None)
         now, was = b.ranks.get(rank), a.ranks.get(rank)

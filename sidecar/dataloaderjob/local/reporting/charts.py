@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.typing import RcKeyType
 
 WIDE, NARROW = (9.2, 2.5), (3.55, 2.5)
-"""Sizes in inches; an inch has 96 pixels of CSS."""
+"""Sizes of charts in inches: width and height. An inch has 96 CSS pixels."""
 MOST_LINES = 8
 """Maximum number of ranks that get a line each. With more ranks, only their range and their median are drawn."""
 _INK, _GRID, _MARK = "#010101", "#020202", "#030303"
@@ -43,19 +43,19 @@ _STYLE: dict[RcKeyType, Any] = {
 
 
 Draw = Callable[[Axes, int], None]
-"""A function that draws on these axes, with this number of columns in a legend."""
+"""A function that draws on the given axes. The number is the number of columns in a legend."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chart:
-    """One chart, for wide and for narrow windows."""
+    """One chart as SVG, for wide and for narrow windows."""
 
     wide: str
     narrow: str
 
 
 def waiting(found: Analysis) -> Chart:
-    """Draws the share of its time for which each rank waited."""
+    """Draws the share of its time that each rank spent waiting."""
 
     def draw(axes: Axes, _: int) -> None:
         _lines(axes, found, lambda span: {r: 100 * w for r, w in span.waiting.items()})
@@ -99,7 +99,7 @@ def feeders(found: Analysis) -> Chart:
 
 
 def build_times(found: Analysis) -> Chart:
-    """Draws the number of batches by the time that making one took."""
+    """Draws a histogram of the times that it took to build batches."""
 
     def draw(axes: Axes, _: int) -> None:
         used = [i for i, n in enumerate(found.times.buckets) if n]
@@ -129,7 +129,7 @@ def build_times(found: Analysis) -> Chart:
 
 
 def throughput(found: Analysis) -> Chart:
-    """Draws the bytes per second that all ranks received."""
+    """Draws the bytes per second that all ranks together received."""
 
     def draw(axes: Axes, _: int) -> None:
         at = [span.ended for span in found.spans]
@@ -145,7 +145,7 @@ def throughput(found: Analysis) -> Chart:
 
 
 def cpus(found: Analysis) -> Chart:
-    """Draws the CPUs that groups of processes kept busy."""
+    """Draws the number of CPUs that each group of processes kept busy."""
 
     def draw(axes: Axes, columns: int) -> None:
         groups = (MAKING, TRAINING, RECEIVING, SERVING)
@@ -186,7 +186,7 @@ def _lines(axes: Axes, found: Analysis, of: Callable[[Span], Mapping[str, float]
 
 
 def _over_time(axes: Axes, found: Analysis) -> None:
-    """Makes the horizontal axis a time axis, marked with the numbers of incidents."""
+    """Turns the horizontal axis into a time axis, on which the numbers of incidents are marked."""
     axes.set_xlim(0, max(1.0, found.last.at))
     axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
     axes.xaxis.set_major_formatter(FuncFormatter(lambda s, _: _seconds(s)))

@@ -12,12 +12,12 @@ from dataloaderjob.local.reporting import on_cluster, rundata
 from dataloaderjob.local.reporting.rundata import RunData
 
 WATCH_S = 60
-"""Time for which a job on a cluster is watched."""
+"""Seconds for which a job on a cluster is watched by default."""
 
 
 def report(which: str | None, output: Path, *, namespace: str | None = None, seconds: int = WATCH_S) -> str:
-    """Writes the file and returns a line about it. `namespace`: if given, `which` is a job on a
-    cluster, which is watched for `seconds`.
+    """Writes the file and returns a line about it. `namespace`: if given, `which` is a job in this namespace of a
+    cluster, and is watched for `seconds`.
 
     Raises InputError if there is nothing to show, or not enough disk space.
     """
@@ -51,7 +51,7 @@ def _page() -> Callable[[RunData], str]:
 
 
 def _write(output: Path, text: str) -> None:
-    """Replaces the file as a whole, so that a browser never sees half of it."""
+    """Replaces the file atomically, so that a browser never loads an incomplete file."""
     fd, part = tempfile.mkstemp(prefix=".report-", dir=output.absolute().parent)
     try:
         with os.fdopen(fd, "w", encoding="utf-8") as file:

@@ -20,11 +20,11 @@ from dataloaderjob.local.reporting.series import (
 
 Status = Mapping[str, Any]
 _TROUBLES = frozenset(Cause) - {Cause.STARTS, Cause.LOST}
-"""Causes that count as an event by themselves."""
+"""Causes that are reported as events of their own."""
 
 
 def found(at: float, before: Status, after: Status) -> Iterator[Event]:
-    """Yields the events between two statuses of a supervisor; an empty status is one that did not answer."""
+    """Yields the events between two statuses of a supervisor. A status is empty if the supervisor did not answer."""
     if not after:
         return
     old = {str(feeder["name"]): feeder for feeder in before.get("feeders", ())}

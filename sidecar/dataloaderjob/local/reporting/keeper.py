@@ -1,4 +1,5 @@
-"""The collection of a run's readings, events and batch times in a folder during the run, outside the path of batches.
+"""The collection of a run's readings, events and batch times in a folder. It takes place during the run, but outside
+the path that batches take.
 
 The thread that polls the sidecar and the supervisor calls `see` after each poll. Files stay below about 1 MB.
 """
@@ -35,7 +36,7 @@ class Keeper:
     """The writer of one run's files."""
 
     def __init__(self, folder: Path, times: Path, about: Mapping[str, Any]) -> None:
-        """Creates `folder`. `times`: folder of the builders' files. Raises OSError."""
+        """Creates `folder`. `times`: the folder of the files in which builders record their times. Raises OSError."""
         self.folder, self._times_folder = folder, times
         folder.mkdir(parents=True, exist_ok=True)
         times.mkdir(mode=0o700, exist_ok=True)
@@ -45,7 +46,7 @@ class Keeper:
         self._series, self._history = Series(), History()
         self._supervisor: Mapping[str, Any] = {}
         self._ended = Times()
-        """Times of builders that have ended."""
+        """The batch times of builders that have ended."""
         self._ended_cpu: dict[str, int] = {}
         self._cpu: dict[str, dict[int, float]] = {}
         """CPU seconds of each process since it was first seen, by role and pid."""
@@ -54,7 +55,7 @@ class Keeper:
         self._rewrite()
 
     def see(self, snapshot: Snapshot) -> None:
-        """Processes the answers to a poll."""
+        """Processes the answers of the sidecar and the supervisor to a poll."""
         with self._lock:
             at = time.monotonic() - self._began
             self._history.add(snapshot)
@@ -110,8 +111,8 @@ class Keeper:
         }
 
     def _add_times(self) -> tuple[Times, dict[str, int]]:
-        """Returns the times of all builders so far, and their CPU time by feeder. Removes the files of builders that
-        have ended."""
+        """Returns the batch times of all builders so far, and the builders' CPU time by feeder. Removes the files of
+        builders that have ended."""
         total, cpu = Times(), dict(self._ended_cpu)
         for feeder, pid, path in timings.files(self._times_folder):
             is_over = not Path(f"/proc/{pid}").exists()  # before the read: nothing is added afterwards

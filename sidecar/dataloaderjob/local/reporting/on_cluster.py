@@ -18,19 +18,19 @@ from dataloaderjob.local.reporting.rundata import RunData
 from dataloaderjob.local.reporting.watching import Watched
 
 CONTAINERS = ("supervisor", "head")
-"""Containers of the head's pod that may have the job's key. The first one that exists is used."""
+"""Containers of the head's pod that may have the job's key. The first of them that exists is used."""
 MODULE = "dataloaderjob.pod.status"
 TIMES_MODULE = "dataloaderjob.pod.times"
 SELECTOR = "dataloading.dev/job={},dataloading.dev/role={}"
 MOST_PODS, PARALLEL = 64, 8
-"""Maximum number of feeder pods that are queried, and how many are queried at a time."""
+"""Maximum number of feeder pods that are queried, and maximum number that are queried at a time."""
 LEAST_S, MOST_S = 5, 3600
 TOLD_EVERY_S = 10.0
 MAX_WHY = 400
 
 
 def watch(namespace: str, job: str, seconds: int) -> RunData:
-    """Watches a job for some seconds, or until the user interrupts. Raises InputError if that is impossible."""
+    """Watches a job for some seconds, or until the user interrupts. Raises InputError if the job cannot be watched."""
     if not LEAST_S <= seconds <= MOST_S:
         raise InputError(f"--seconds must be between {LEAST_S} and {MOST_S}, got {seconds}")
     pod, container, settings = _head(namespace, job)
@@ -63,7 +63,7 @@ def watch(namespace: str, job: str, seconds: int) -> RunData:
 
 
 def _times(namespace: str, job: str) -> Times:
-    """Returns the times of individual batches in all feeder pods, as far as the pods report them."""
+    """Returns the times of individual batches in all feeder pods, if the pods report them."""
     total, silent = Times(), 0
     pods = _pods(namespace, SELECTOR.format(job, "feeder"))[:MOST_PODS]
     with ThreadPoolExecutor(PARALLEL) as pool:
@@ -126,7 +126,8 @@ def _run(args: Sequence[str]) -> str:
 
 
 def _statuses(args: Sequence[str]) -> Iterator[dict[str, Any]]:
-    """Yields what the command prints, line by line. Raises InputError if it fails before its first line."""
+    """Yields the statuses that the command prints, one on each line. Raises InputError if the command fails before it
+    has printed a line."""
     running, seen = _start(args), False
     assert running.stdout is not None  # noqa: S101
     try:

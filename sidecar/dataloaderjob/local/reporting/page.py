@@ -1,4 +1,4 @@
-"""The report as one HTML file, which opens without a network. Jinja escapes all text; only charts are markup."""
+"""The report as one HTML file, which can be opened without a network. Jinja escapes everything except charts."""
 
 from __future__ import annotations
 

@@ -18,7 +18,7 @@ ENDED = "A report on a run that has ended requires its --record FOLDER: pass tha
 
 @dataclass(frozen=True, slots=True)
 class RunData:
-    """Everything that is known about a run."""
+    """All data about a run."""
 
     about: Mapping[str, Any]
     series: Series
@@ -33,22 +33,24 @@ class RunData:
 
     @property
     def started(self) -> float:
-        """Unix time."""
+        """Unix time at which the run started."""
         return float(self.about["started"])
 
     @property
     def cpus(self) -> int:
-        """CPUs of the machine; 0 if unknown, as on a cluster."""
+        """Number of CPUs of the machine; 0 if unknown, as on a cluster."""
         return int(self.about.get("cpus") or (0 if self.is_watched else 1))
 
     @property
     def is_watched(self) -> bool:
-        """True for a job on a cluster. For such a job, only what happened while a command watched it is known."""
+        """True for a job on a cluster. The data of a job on a cluster covers only the time for which a command watched
+        the job."""
         return bool(self.about.get("watched"))
 
 
 def find(which: str | None) -> RunData:
-    """Reads a run: `which` is a folder, the name of a live run, or None for the only live one. Raises InputError."""
+    """Reads the data of a run. `which`: a folder, or the name of a live run; None for the only live run. Raises
+    InputError."""
     if which is not None and Path(which).is_dir():
         return _of_folder(Path(which))
     live = [run for run in live_runs() if which in (None, run.name, run.job)]

@@ -13,14 +13,14 @@ from typing import Any
 from dataloaderjob.core.errors import InputError
 
 EVERY_S = 1.0
-"""Minimum time between two readings."""
+"""Minimum time in seconds between two readings."""
 MOST_READINGS = 800
 """Maximum number of readings. Beyond it, every second reading is dropped."""
 MOST_EVENTS = 400
 MAX_WHAT = 300
 REPORT = "report"
-"""Name of the folder with this data: for one run, within the run's own folder; for several runs, within their
-record."""
+"""Name of the folder with this data. The folder is in the run's own folder or, for runs with a record, in the
+record's."""
 SERIES_FILE, TIMES_FILE = "series.jsonl", "times.json"
 
 
@@ -33,7 +33,7 @@ class RankReading:
     step_ns: int
     nbytes: int
     ready: int
-    """-1 while the rank is not attached."""
+    """Number of ready batches; -1 while the rank is not attached."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -61,7 +61,7 @@ class Reading:
 
     @staticmethod
     def parse(row: Mapping[str, Any]) -> Reading:
-        """Parses a row of a file. Raises ValueError, TypeError, KeyError."""
+        """Parses a row of a file. Raises ValueError, TypeError or KeyError."""
         desired = row["desired"]
         return Reading(
             at=float(row["at"]),
@@ -75,12 +75,12 @@ class Reading:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened in a run. `at` is in seconds since its start."""
+    """Something that happened in a run. `at` is in seconds since the start of the run."""
 
     at: float
     who: str
     kind: str
-    """A kind that a reader may count: STARTED, LOST and so on."""
+    """The kind of the event, such as STARTED or LOST. Readers may count the events of a kind."""
     what: str
     """The event as text, which may come from user code."""
 
@@ -107,7 +107,8 @@ class Series:
         return not self.readings or at - self.readings[-1].at >= self.every_s - 0.05
 
     def add(self, reading: Reading) -> bool:
-        """Adds a reading. Returns True if earlier readings were dropped. Counts are totals, so nothing else is lost."""
+        """Adds a reading. Returns True if earlier readings were dropped. Counts are totals, so this lowers only the
+        resolution."""
         self.readings.append(reading)
         if len(self.readings) <= MOST_READINGS:
             return False
@@ -125,8 +126,8 @@ class Series:
 
 
 def parse(lines: Iterable[str], where: str) -> tuple[dict[str, Any], Series]:
-    """Reads a run's file. Returns (about, series). The last line may be incomplete. Raises InputError for any other
-    defect."""
+    """Reads a run's file. Returns `about` and the series. The last line may be incomplete. Raises InputError for any
+    other defect."""
     about: dict[str, Any] | None = None
     series, broken = Series(), ""
     for number, line in enumerate(lines, 1):

@@ -1,4 +1,4 @@
-"""The text of a report: the events as sentences, and the tables beside the charts. Pure."""
+"""The text of a report: sentences about the events, and the tables beside the charts. Pure."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ LIMITS = {
 
 @dataclass(frozen=True, slots=True)
 class Table:
-    """A table."""
+    """A table of a report."""
 
     heads: Sequence[str]
     rows: Sequence[Sequence[str]]
     numbers: Sequence[int] = ()
-    """Columns that are aligned to the right."""
+    """Indices of columns that are aligned to the right."""
     title: str = ""
     texts: Sequence[int] = ()
-    """Columns whose words may be broken anywhere."""
+    """Indices of columns in which a line may break within a word."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -117,7 +117,8 @@ def _reasons(found: Analysis) -> Iterator[str]:
 
 
 def _reasons_on_cluster(found: Analysis) -> Iterator[str]:
-    """Yields the job's own verdict, which is based on more than the sums of a watch."""
+    """Yields the job's own verdict, which is based on more data than the sums of a watch, and the lack of CPUs, if
+    any."""
     if verdict := found.data.about.get("verdict"):
         yield f"The job's verdict on its last minute: {verdict}."
     if found.queued > OVERLOADED:
@@ -146,7 +147,7 @@ def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
 
 
 def _lines(found: Analysis) -> Iterator[str]:
-    """Yields sentences about what happened, in order."""
+    """Yields sentences about the course of a run, from its start to its end."""
     if not found.data.is_watched:
         yield from _start(found)
     for number, incident in enumerate(found.incidents[:MOST_STORY], 1):
@@ -278,7 +279,7 @@ def slow_samples(found: Analysis) -> Table:
 
 
 def parts(found: Analysis) -> Table:
-    """Returns the mean cost of a batch, part by part."""
+    """Returns a table of the mean cost of each part of a batch."""
     sums = found.times.sums
     count = max(1, sums.count)
     rows = [
@@ -293,7 +294,7 @@ def parts(found: Analysis) -> Table:
 
 
 def costs(found: Analysis) -> Table:
-    """Returns the mean cost of a batch if only sums are known."""
+    """Returns a table of the mean cost of a batch, for a run with only sums of batch times."""
     sums = found.times.sums
     count = max(1, sums.count)
     rows = [
@@ -313,7 +314,7 @@ def processes(found: Analysis) -> Table:
 
 
 def model(found: Analysis) -> Table | None:
-    """Returns the numbers behind the verdict."""
+    """Returns the numbers on which the verdict is based; None if there is no verdict."""
     pipeline, advice = found.pipeline, found.advice
     if pipeline is None or advice is None:
         return None

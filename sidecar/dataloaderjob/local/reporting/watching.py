@@ -1,7 +1,8 @@
 """The data of a report about a job on a cluster, from its supervisor's statuses while a command watches it. Pure.
 
-A cluster keeps no data for a report, so a report covers the time for which the command watched. Counts begin with the
-first status. Statuses come from the user's image, so any value that is not a valid count is ignored.
+A cluster keeps no data for a report, so a report covers only the time for which the command watched the job. Counts
+begin with the first status. Statuses come from a process in the user's image, so any value that is not a valid count is
+ignored.
 """
 
 from __future__ import annotations
@@ -19,24 +20,24 @@ from dataloaderjob.local.reporting.series import RankReading, Reading, Series
 
 MOST_RANKS, MAX_NAME = 256, 80
 _COUNTED = OF_RANK[:-1]
-"""Metrics of a rank that only grow."""
+"""Metrics of a rank that never decrease."""
 _OF_SIDECAR = ("retries", "hedges", "failures", "feeders_lost", "receiver_cpu_ns")
 Status = Mapping[str, Any]
 
 
 class Watched:
-    """The increase of all counts since the first status."""
+    """The increase in all counts since the first status."""
 
     def __init__(self) -> None:
         self.series = Series()
         self._before: Status = {}
         self._last: dict[tuple[str, str], dict[str, int]] = {}
-        """The last counts of each source: a kind and a name."""
+        """The last counts of each source. A source is identified by a kind and a name."""
         self._rise: dict[tuple[str, str], dict[str, int]] = {}
         self._slots = 0
 
     def see(self, at: float, status: Status) -> None:
-        """Processes a status, which is empty if the supervisor did not answer."""
+        """Processes a status. The status is empty if the supervisor did not answer."""
         if not status:
             return
         if self._before:
@@ -54,8 +55,8 @@ class Watched:
         return "" if found is None else found.sentence()
 
     def times(self, single: Times | None = None) -> Times:
-        """Returns sums over all batches of the watch. `single`: times of individual batches since the feeders started,
-        if known."""
+        """Returns the sums over all batches built during the watch. `single`: the times of individual batches since the
+        feeders started; None if unknown."""
         total = {
             name: sum(rise.get(name, 0) for rise in self._of("feeder").values()) for name in costs.COUNTERS
         }
@@ -99,12 +100,13 @@ class Watched:
         return ready
 
     def _label(self, rank: str, sidecar: str) -> str:
-        """Returns the rank, with the name of its sidecar if another sidecar has the same rank."""
+        """Returns a label for the rank. The label includes the name of the rank's sidecar if another sidecar has the
+        same rank."""
         theirs = any(name.endswith(f"/{rank}") and name != f"{sidecar}/{rank}" for name in self._of("rank"))
         return f"{rank} of {sidecar}" if theirs else rank
 
     def _count(self, kind: str, name: str, now: dict[str, int], *, is_first: bool) -> None:
-        """Adds the increase since the last status. The counts of a new process begin at 0."""
+        """Adds the increase in a source's counts since the last status. The counts of a new process begin at 0."""
         source = kind, name
         before = self._last.get(source, now if is_first else {})
         rise = self._rise.setdefault(source, {})
