@@ -97,7 +97,7 @@ class Port:
 
     def lets_in(self, tls: Credentials, within_s: float = PATIENCE_S, role: str = "receiver") -> bool:
         """True if a peer with the key is let in within this time, trying again as peers do."""
-        deadline, key = time.monotonic() + within_s, ROLE_KEYS(role, CONTROL.newest)
+        deadline, key = time.monotonic() + within_s, ROLE_KEYS(role, CONTROL.newest, "x")
         while time.monotonic() < deadline:
             with contextlib.suppress(OSError, ProtocolError):
                 connect(("127.0.0.1", self.acceptor.port), key, role=role, name="x", job=JOB, tls=tls).close()
@@ -227,7 +227,7 @@ def test_other_bytes_begin_no_tls_and_end_with_the_reason_or_in_time(
         with contextlib.suppress(ConnectionResetError):
             while piece := sock.recv(4096):
                 got += piece
-    assert b"the connection is not under TLS" in got
+    assert b"the connection does not use TLS" in got
     assert port.begun == 0
 
 
