@@ -129,6 +129,16 @@ def test_feeders_key_fetches_a_blob_only_by_its_digest(job: LiveJob) -> None:
             greet(job, "feeder-0", stranger, "blob")
 
 
+@pytest.mark.parametrize("host", ["metadata.internal", "0.0.0.0", "169.254.169.254", "::"])
+def test_feeder_sends_no_other_feeder_to_a_host_that_is_not_its_own(job: LiveJob, host: str) -> None:
+    with job.unimpressed():
+        with greet(job, "supervisor", held_by_feeders(job), "blob") as sock:
+            wanted = {"type": "get", "digest": "0" * 64, "nbytes": 1, "host": host, "port": 80}
+            sockets.send_message(sock, wanted)
+            assert heard(sock) == b""
+        until(lambda: f"{host!r}" in job.said() or f"reports {host}" in job.said(), what="a line about it")
+
+
 def test_blob_that_nobody_asked_for_is_not_stored(job: LiveJob) -> None:
     digest = hashlib.sha256(b"x").hexdigest()
     with job.unimpressed():

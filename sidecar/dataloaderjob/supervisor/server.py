@@ -269,7 +269,7 @@ class SupervisorServer:
     def _blob(self, peer: _Peer) -> None:
         message, digest, nbytes = _blob_message(peer)
         if message.get("type") == "get":
-            self._relay.serve(peer.sock, digest, nbytes, _address(message))
+            self._relay.serve(peer.sock, digest, nbytes, _address(message, peer.sock.getpeername()[0]))
         elif peer.protocol < keys.SINCE:  # sidecars of the previous release upload in this role
             self._receive_blob(peer, digest, nbytes)
         else:
@@ -310,9 +310,9 @@ def _blob_message(peer: _Peer) -> tuple[dict[str, Any], str, int]:
     return message, digest, supervision.number(message, "nbytes", MAX_BODY_NBYTES)
 
 
-def _address(message: dict[str, Any]) -> tuple[str, int] | None:
+def _address(message: dict[str, Any], peer: str) -> tuple[str, int] | None:
     """Returns the address at which a feeder will serve the blob; None for a feeder of the previous release, which will
-    not."""
+    not. `peer`: the address from which it has connected. Raises RemoteProtocolError."""
     if "host" not in message:
         return None
-    return supervision.text(message, "host"), supervision.number(message, "port", 65535)
+    return supervision.host_of(message, peer), supervision.number(message, "port", 65535)
