@@ -78,6 +78,8 @@ DEVIATIONS: dict[str, Refused | Differs] = {
     "errors/group": Differs(BETTER, "UserCodeError"),
     "errors/own_exception_with_attributes": Differs(BETTER, "BadRow 2"),
     "errors/unicode_error": Differs(BETTER, "UnicodeDecodeError"),
+    "errors/stop_iteration_in_a_sample": Refused("RuntimeError", "raised StopIteration"),
+    "errors/stop_iteration_without_workers": Refused("RuntimeError", "raised StopIteration"),
     "python/processes_in_a_sample": Differs("a sample may start processes here", "tensor([1])"),
 }
 

@@ -300,8 +300,8 @@ def _make_quantized(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
     if not 0 <= axis < numbers.ndim or not (numbers.shape[axis],) == scales.shape == zero_points.shape:
         # torch would read beyond their ends
         raise ValueError(
-            f"scales of shape {tuple(scales.shape)} and zero points of shape {tuple(zero_points.shape)} for axis "
-            f"{axis} of a tensor of shape {tuple(numbers.shape)}"
+            f"scales of shape {tuple(scales.shape)} and zero points of shape {tuple(zero_points.shape)} do not "
+            f"match axis {axis} of a tensor of shape {tuple(numbers.shape)}"
         )
     return torch._make_per_channel_quantized_tensor(numbers, scales, zero_points, axis)  # noqa: SLF001
 

@@ -10,15 +10,15 @@ part.
 | one feeder | the key of its name | at the supervisor: to report itself and its problems |
 | a feeder's process, and all sidecars | that process's link key | between these: to send tickets, to send batches |
 
-The supervisor gives each feeder that it places the key of that feeder's name. So code in a feeder cannot report on
-behalf of another feeder. A feeder makes its link key at random when it starts. It sends the key to the supervisor
-`wrap`ped with the key of its name, and the supervisor lists it for sidecars, wrapped with theirs. So code in a feeder
-cannot pass for a sidecar, even at another feeder. A derived key reveals nothing about the job's key or its siblings
+The supervisor gives every feeder a key derived from that feeder's name, so code in one feeder cannot report on behalf
+of another. A feeder generates a random link key when it starts. It sends this key to the supervisor, `wrap`ped with the
+key of its name, and the supervisor lists it for sidecars, wrapped with their key. So code in a feeder cannot
+impersonate a sidecar, not even to another feeder. A derived key reveals nothing about the job's key or its siblings
 (HMAC-SHA256).
 
-Before version SINCE of the control protocol, a job had one key for all roles. A pod of that time holds the job's key,
-and proves it in that version. A feeder's pod of today does not hold it. Before version NAMED, feeders reported with
-the key of all feeders, and the supervisor no longer accepts that.
+Before version SINCE of the control protocol, a job had one key for all roles. Pods of such a release hold the job's key
+and prove it in that version; feeders' pods of this release do not hold it. Before version NAMED, feeders reported with
+the key of all feeders, which the supervisor no longer accepts.
 """
 
 from __future__ import annotations

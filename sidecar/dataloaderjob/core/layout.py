@@ -272,7 +272,7 @@ class _Parser:
         for size in _sized(shape):
             nbytes *= _natural(size)
         if strides is not None and not is_dense(shape, _sized(strides)):
-            raise ValueError(f"strides {strides} of shape {shape} leave gaps or overlap")
+            raise ValueError(f"strides {strides} for shape {shape} leave gaps or overlap")
         offset = aligned(self.end)
         self.end = offset + nbytes
         self.buffers.append(
