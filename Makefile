@@ -139,8 +139,8 @@ run: $(VENV)/.run-installed data  ## the main job: trains through feeders, draws
 # Files run longest first (tests/durations.json). Some wait, so more run than there are cores; 3 keep two cores busy.
 PYTEST := python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --slowest-files 10
 
-test: env  ## the quick tests, which need only pip packages: 16 minutes on two cores
-	@echo "make test: the quick tests of all parts, about 16 minutes on two cores; make test-ci and make test-all run more"
+test: env  ## the quick tests, which need only pip packages: 12 minutes on two cores
+	@echo "make test: the quick tests of all parts, about 12 minutes on two cores; make test-ci and make test-all run more"
 	$(PYTEST) -m "not slow and not system and not thorough" $(PYTEST_ARGS)
 
 test-ci: env apiserver  ## the quick tests, and those that need helm, etcd, FFmpeg's libraries or photographs
