@@ -231,7 +231,9 @@ def test_tampered_report_of_a_feeder_ends_its_connection_and_is_repeated(
     until(lambda: caplog.text.count("feeder-7 (i7) has reported") > 1, what="another report")
 
 
-def test_feeder_that_reconnected_is_not_lost_with_its_old_connection(supervisor: SupervisorAlone) -> None:
+def test_feeder_that_reconnected_is_not_lost_with_its_old_connection(
+    supervisor: SupervisorAlone, caplog: pytest.LogCaptureFixture
+) -> None:
     """The supervisor notices the end of the old connection last, as after a cable was pulled."""
     ready = {
         "type": "ready",
@@ -243,12 +245,15 @@ def test_feeder_that_reconnected_is_not_lost_with_its_old_connection(supervisor:
         "session": "",
     }
 
+    caplog.set_level(logging.INFO)
+
     def reports() -> sockets.Connection:
+        before = caplog.text.count("feeder-7 (i7) has reported")
         sock = sockets.dial(supervisor.address, 10)
-        own = keys.derive(KEY, Holder.FEEDER)
+        own = keys.of_feeder(KEY, "feeder-7")
         handshake.greet(sock, own, role="feeder", name="feeder-7", job=JOB, versions=handshake.BY_ROLE)
         sockets.send_message(sock, ready)
-        until(lambda: "i7" in supervisor.serving(), what="the feeder's report")
+        until(lambda: caplog.text.count("feeder-7 (i7) has reported") > before, what="the feeder's report")
         return sock
 
     old, new = reports(), reports()
