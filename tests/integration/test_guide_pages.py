@@ -92,7 +92,7 @@ def messages() -> Iterator[str]:
 
 
 def test_messages_that_the_page_explains_exist() -> None:
-    table = text_of("loader.md").partition("| what you see |")[2].partition("\n\n")[0]
+    table = text_of("loader.md").partition("| symptom |")[2].partition("\n\n")[0]
     shown = [*re.findall(r"^\| `([^`]+)` \|", table, re.MULTILINE), "served as copies"]
     assert len(shown) == 4
     assert "served as copies" in table
