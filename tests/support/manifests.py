@@ -313,7 +313,7 @@ REFUSED_BY_RULES = [
                 "autoscaling": {"mode": "Auto", "maxReplicas": 1024},
             }
         },
-        "1024; use minAvailable or more, and numbers whose product with processesPerPod",
+        "1024; use a value of at least minAvailable whose product with processesPerPod",
         id="autoscaling-processes",
     ),
     pytest.param({"metadata.name": "a" * 45}, "(45 characters); use at most 44 characters", id="long-name"),

@@ -63,7 +63,7 @@ def test_feeder_ends_a_lease_after_it_last_had_a_supervisor(
         job="j", key_path=str(tmp_path / "key"), blob_folder=str(tmp_path), lease_s=LEASE_S
     )
     monkeypatch.setattr(connections, "time", SimpleNamespace(monotonic=lambda: world.now, sleep=world.sleep))
-    monkeypatch.setattr(connections, "connect_to_supervisor", world.connect)
+    monkeypatch.setattr(connections, "connect_as_feeder", world.connect)
     monkeypatch.setattr(connections.sockets, "send_message", lambda *_: None)
     monkeypatch.setattr(connections.os, "_exit", world.exit)
     monkeypatch.setattr(connections.logging, "shutdown", lambda: None)

@@ -195,19 +195,19 @@ def handshake(**changes: dict[str, object]) -> None:
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"challenge": EARLIER}, f"speaks protocol version {NEWEST}, which was altered to 4 on the way"),
+        ({"challenge": EARLIER}, f"speaks protocol version {NEWEST}, which was altered to 4 in transit"),
         (
             {"challenge": {"protocol": NEWEST + 1}},
-            f"speaks protocol version {NEWEST}, which was altered to {NEWEST + 1} on the way",
+            f"speaks protocol version {NEWEST}, which was altered to {NEWEST + 1} in transit",
         ),
-        ({"challenge": {**EARLIER, "nonce": ""}}, "or its answer was altered on the way"),
-        ({"challenge": {"nonce": ""}}, "or its answer was altered on the way"),
-        ({"challenge": {"oldest": 1}}, "or its answer was altered on the way"),
-        ({"answer": {"protocol": SEALED - 1}}, "or its answer was altered on the way"),
-        ({"answer": {"role": "sidecar"}}, "for role 'sidecar', or its answer was altered on the way"),
-        ({"answer": {"name": "m"}}, "or its answer was altered on the way"),
-        ({"answer": {"facts": {}}}, "or its answer was altered on the way"),
-        ({"last": {"facts": {}}}, "or what it said was altered on the way"),
+        ({"challenge": {**EARLIER, "nonce": ""}}, "or its answer was altered in transit"),
+        ({"challenge": {"nonce": ""}}, "or its answer was altered in transit"),
+        ({"challenge": {"oldest": 1}}, "or its answer was altered in transit"),
+        ({"answer": {"protocol": SEALED - 1}}, "or its answer was altered in transit"),
+        ({"answer": {"role": "sidecar"}}, "for role 'sidecar', or its answer was altered in transit"),
+        ({"answer": {"name": "m"}}, "or its answer was altered in transit"),
+        ({"answer": {"facts": {}}}, "or its answer was altered in transit"),
+        ({"last": {"facts": {}}}, "or its message was altered in transit"),
     ],
 )
 def test_version_role_or_fact_altered_in_a_handshake_ends_it(

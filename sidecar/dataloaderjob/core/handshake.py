@@ -400,7 +400,10 @@ def greet(
         key, role=role, name=name, job=job, facts=facts, versions=versions, transport=transport_of(sock)
     )
     while handshake.facts is None:
-        sock.sendall(handshake.receive(recv_exactly(sock, handshake.wanted)))
+        if reply := handshake.receive(
+            recv_exactly(sock, handshake.wanted)
+        ):  # sending nothing raises if the peer is gone
+            sock.sendall(reply)
     sock.settimeout(None)
     sock.end_handshake(handshake.seals)
     return handshake.facts
