@@ -88,7 +88,7 @@ def test_address_is_the_one_in_the_status_of_the_ray_cluster(server: ApiServer, 
     clusters = f"/apis/ray.io/v1/namespaces/{job.namespace}/rayclusters"
     made = {"apiVersion": "ray.io/v1", "kind": "RayCluster", "metadata": {"name": "shared"}, "spec": {}}
     server.request("POST", clusters, made)
-    assert "RayCluster shared exists" in ready(job, WAITS, "exists, and its head's Service shared-head-svc")
+    assert "RayCluster shared exists" in ready(job, WAITS, "exists, but its head's Service shared-head-svc")
     status = {"status": {"head": {"serviceName": "own-name", "serviceIP": "10.96.0.9"}}}
     server.request("PATCH", f"{clusters}/shared/status", status, content_type=MERGE)
     make_service(job, "own-name", 6380)
