@@ -31,7 +31,7 @@ def held_by_feeders(job: LiveJob) -> bytes:
     return (job.home / "key-feeder").read_bytes()
 
 
-def greet(job: LiveJob, part: str, key: handshake.Key, role: str, name: str = "intruder") -> socket.socket:
+def greet(job: LiveJob, part: str, key: keys.Key, role: str, name: str = "intruder") -> socket.socket:
     versions = handshake.BY_ROLE if part == "supervisor" else handshake.DATA
     sock = call(job.ports[part])
     try:

@@ -7,7 +7,8 @@ import socket
 from typing import Any
 
 from dataloaderjob.core.errors import AuthError
-from dataloaderjob.core.handshake import CONTROL, HANDSHAKE_TIMEOUT_S, Key, ServerHandshake, Versions
+from dataloaderjob.core.handshake import CONTROL, HANDSHAKE_TIMEOUT_S, ServerHandshake, Versions
+from dataloaderjob.core.keys import Key
 from dataloaderjob.core.sockets import Connection, recv_exactly, send_message, transport_of
 
 

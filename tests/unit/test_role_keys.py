@@ -52,7 +52,7 @@ def test_wrapped_key_is_refused_for_another_instance_or_holder():
 
 
 def completes(
-    client: handshake.Key, server: handshake.Key, role: str, newest: int = keys.SINCE, name: str = "n"
+    client: keys.Key, server: keys.Key, role: str, newest: int = keys.SINCE, name: str = "n"
 ) -> bool:
     """True if both sides complete the handshake. `newest`: the version of the server. `name`: of the client."""
     theirs = handshake.Versions(newest - 1, newest, "use others")

@@ -32,7 +32,8 @@ from dataloaderjob.core import opening, sockets
 from dataloaderjob.core.allowance import Allowance
 from dataloaderjob.core.crowds import Crowds
 from dataloaderjob.core.errors import AuthError, ProtocolError
-from dataloaderjob.core.handshake import CONTROL, HANDSHAKE_TIMEOUT_S, Key, ServerHandshake, Versions
+from dataloaderjob.core.handshake import CONTROL, HANDSHAKE_TIMEOUT_S, ServerHandshake, Versions
+from dataloaderjob.core.keys import Key
 from dataloaderjob.core.sockets import Connection
 from dataloaderjob.core.tls import TLS_FIRST
 

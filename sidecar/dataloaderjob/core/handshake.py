@@ -32,7 +32,7 @@ from typing import TYPE_CHECKING, Any
 
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import PROTOCOL
-from dataloaderjob.core.keys import NAMED, SINCE, KeyOf, Part
+from dataloaderjob.core.keys import NAMED, SINCE, Key, Part, key_for
 from dataloaderjob.core.opening import prover
 from dataloaderjob.core.seals import Opener, Sealer, Seals
 from dataloaderjob.core.sockets import (
@@ -56,8 +56,6 @@ MAX_HELLO_NBYTES = 4096
 """Maximum size of a handshake message, which limits the memory that an unauthenticated peer can occupy."""
 HANDSHAKE_TIMEOUT_S = 5.0
 KEY_NBYTES = 32
-Key = bytes | KeyOf
-"""A key, or a function that returns the key of a role."""
 TLS_RECORDS = (b"\x16\x03\x01", b"\x16\x03\x03")
 """The first bytes that a peer sends under TLS. Our own messages begin with their length, whose third byte is 0."""
 UNDER_TLS = (
@@ -157,7 +155,7 @@ def answer_challenge(
         "nonce": os.urandom(16).hex(), "protocol": chosen, "role": role, "name": name, "job": job, "facts": facts,
     }  # fmt: skip
     stated = _stated(challenge, reply, versions)
-    return {**reply, "mac": _mac(_key_of(key, role, chosen, name), "connector", *stated).hex()}
+    return {**reply, "mac": _mac(key_for(key, role, chosen, name), "connector", *stated).hex()}
 
 
 def accept_answer(
@@ -167,7 +165,7 @@ def accept_answer(
     """Checks the answer and returns the third message, which authenticates the acceptor. Raises AuthError with the
     reason."""
     versions.check(reply)
-    key = _key_of(key, str(reply.get("role")), reply["protocol"], str(reply.get("name")))
+    key = key_for(key, str(reply.get("role")), reply["protocol"], str(reply.get("name")))
     if not _same(_mac(key, "connector", *_stated(challenge, reply, versions)), reply.get("mac")):
         raise AuthError(
             f"the peer does not hold this job's key for role {str(reply.get('role'))[:20]!r}, or its answer was "
@@ -186,7 +184,7 @@ def confirm_acceptance(
     if "error" in last:
         raise AuthError(f"the peer refused: {last['error']}")
     facts = last.get("facts", {})
-    key = _key_of(key, reply["role"], reply["protocol"], str(reply["name"]))
+    key = key_for(key, reply["role"], reply["protocol"], str(reply["name"]))
     if not _same(_mac(key, "acceptor", *_vouched(challenge, reply, facts, versions)), last.get("mac")):
         raise AuthError(
             "the peer that answered does not hold this job's key, or its message was altered in transit"
@@ -204,7 +202,7 @@ def seals_after(
     if reply["protocol"] < versions.sealed:
         return None
     key, stated = (
-        _key_of(key, reply["role"], reply["protocol"], str(reply["name"])),
+        key_for(key, reply["role"], reply["protocol"], str(reply["name"])),
         _stated(challenge, reply, versions),
     )
     to_acceptor, to_connector = (
@@ -245,10 +243,6 @@ def _vouched(
     if reply["protocol"] < versions.sealed:
         return challenge.get("nonce"), reply["nonce"], facts
     return *_stated(challenge, reply, versions), facts
-
-
-def _key_of(key: Key, role: str, protocol: int, name: str) -> bytes:
-    return key if isinstance(key, bytes) else key(role, protocol, name)
 
 
 def _mac(key: bytes, label: str, *fields: object) -> bytes:

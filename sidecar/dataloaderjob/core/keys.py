@@ -37,6 +37,8 @@ NAMED = 6
 _TAG_NBYTES = 16
 KeyOf = Callable[[str, int, str], bytes]
 """Returns the key for a role, a version of the protocol and the peer's name. Raises AuthError if there is none."""
+Key = bytes | KeyOf
+"""A key, or a function that returns the key of a role."""
 
 
 class Holder(StrEnum):
@@ -81,6 +83,11 @@ def derive(job_key: bytes, holder: Holder) -> bytes:
 def of_feeder(job_key: bytes, name: str) -> bytes:
     """Derives the key of a feeder's name from the job's key. A restarted supervisor derives the same."""
     return hmac.digest(job_key, f"dataloaderjob {FEEDER_ROLE} {name}".encode("utf-8", "replace"), "sha256")
+
+
+def key_for(key: Key, role: str, protocol: int, name: str) -> bytes:
+    """Returns the key of a role. Raises AuthError if there is none."""
+    return key if isinstance(key, bytes) else key(role, protocol, name)
 
 
 def of_job(job_key: bytes) -> KeyOf:

@@ -19,7 +19,7 @@ import struct
 from collections.abc import Callable
 
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
-from dataloaderjob.core.keys import KeyOf
+from dataloaderjob.core.keys import Key, key_for
 from dataloaderjob.core.sockets import parse_message
 from dataloaderjob.core.tls import CHALLENGE, NEEDS_TLS, preamble
 
@@ -39,7 +39,7 @@ def new_challenge() -> tuple[str, bytes]:
     return challenge, preamble({CHALLENGE: challenge})
 
 
-def prover(key: bytes | KeyOf, *, role: str, name: str, protocol: int) -> Prove:
+def prover(key: Key, *, role: str, name: str, protocol: int) -> Prove:
     """Returns the function that proves that this process holds the key of a role."""
 
     def prove(challenge: str) -> bytes:
@@ -63,7 +63,7 @@ def wanted(data: bytes) -> int:
     return int(_HEAD.size + nbytes - len(data))
 
 
-def is_proof(data: bytes, challenge: str, key: bytes | KeyOf, newest: int) -> bool:
+def is_proof(data: bytes, challenge: str, key: Key, newest: int) -> bool:
     """Returns True if this data proves, for this challenge, that the peer holds a role's key. `newest`: the newest
     version that this process speaks."""
     try:
@@ -77,7 +77,6 @@ def is_proof(data: bytes, challenge: str, key: bytes | KeyOf, newest: int) -> bo
     return hmac.compare_digest(expected.encode(), str(mac).encode("utf-8", "replace"))
 
 
-def _mac(key: bytes | KeyOf, challenge: str, role: str, name: str, protocol: int) -> str:
-    found = key if isinstance(key, bytes) else key(role, protocol, name)
+def _mac(key: Key, challenge: str, role: str, name: str, protocol: int) -> str:
     text = json.dumps(["opening", challenge, role, name, protocol])
-    return hmac.digest(found, text.encode(), "sha256").hex()
+    return hmac.digest(key_for(key, role, protocol, name), text.encode(), "sha256").hex()

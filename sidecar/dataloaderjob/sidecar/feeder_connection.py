@@ -139,9 +139,8 @@ class FeederConnection:
         self._shared = None if here is None else SharedBodies(here)
         self.sock, self.phase, self.started_at = sock, BodyPhase.CONNECTING, now
         facts = {"trainer": self._trainer}
-        key = bytes.fromhex(self.endpoint.link) or self._key
         self._handshake = ClientHandshake(
-            key, role="receiver", name=self._name, job=self._job, facts=facts, versions=DATA,
+            self._link_key(), role="receiver", name=self._name, job=self._job, facts=facts, versions=DATA,
             transport=sockets.TLS if here is None and self._tls is not None else sockets.transport_of(sock),
         )  # fmt: skip
         if here is None:
@@ -207,15 +206,14 @@ class FeederConnection:
                 self._greet()
             self._receive_buffered()
 
+    def _link_key(self) -> bytes:
+        """Returns the feeder's link key or, for a feeder that has none, the sidecar's own."""
+        return bytes.fromhex(self.endpoint.link) or self._key
+
     def _begin_tls(self, tls: Credentials) -> None:
         """Puts the socket under TLS. The feeder's challenge arrives first."""
         assert self.sock is not None  # noqa: S101
-        prove = prover(
-            bytes.fromhex(self.endpoint.link) or self._key,
-            role="receiver",
-            name=self._name,
-            protocol=DATA.newest,
-        )
+        prove = prover(self._link_key(), role="receiver", name=self._name, protocol=DATA.newest)
         self.sock = sock = tls.connected(self.sock, Part.FEEDER, prove)
         sock.patience_s = BODY_WAIT_S
         with contextlib.suppress(BlockingIOError):

@@ -242,7 +242,7 @@ class SupervisorServer:
         return Endpoint(
             peer.name,
             supervision.text(message, "instance", MAX_FIELD),
-            supervision.host_of(message, peer.sock.getpeername()[0]),
+            supervision.host_of(message, peer.host),
             supervision.number(message, "port", 65535),
             supervision.number(message, "pid", 1 << 31),
             supervision.text(message, "node", MAX_FIELD),
@@ -269,7 +269,7 @@ class SupervisorServer:
     def _blob(self, peer: _Peer) -> None:
         message, digest, nbytes = _blob_message(peer)
         if message.get("type") == "get":
-            self._relay.serve(peer.sock, digest, nbytes, _address(message, peer.sock.getpeername()[0]))
+            self._relay.serve(peer.sock, digest, nbytes, _address(message, peer.host))
         elif peer.protocol < keys.SINCE:  # sidecars of the previous release upload in this role
             self._receive_blob(peer, digest, nbytes)
         else:
