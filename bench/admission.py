@@ -11,7 +11,6 @@ import argparse
 import asyncio
 import contextlib
 import importlib.metadata
-import json
 import sys
 import tempfile
 import time
@@ -23,11 +22,12 @@ from typing import Any
 
 import yaml
 
-from bench import machine, report
+from bench import machine
 from bench.operator_scale.api import Api, connected
+from bench.outcome import load_of, write
 from bench.plan import Claim
-from bench.rows import OURS, row
-from bench.run import RESULTS, ROOT, SMOKE_RESULTS, say
+from bench.rows import OURS, collect, row
+from bench.run import ROOT, say
 from bench.stats import median, percentile
 
 SUPPORT = str(ROOT / "tests" / "support")
@@ -35,13 +35,10 @@ if SUPPORT not in sys.path:
     sys.path.append(SUPPORT)
 
 from injecting import LABELLED, pod  # noqa: E402
-from injector import IMAGE, Installed  # noqa: E402
+from injector import GATE, POLICY, Installed  # noqa: E402
 from processes_of_operator import until  # noqa: E402
 
-from apiserver import ApiServer, Refused, api_server, assets  # noqa: E402
-from dataloaderjob.api import API_VERSION, PLURAL  # noqa: E402
-from dataloaderjob.api.injection import for_policy, injection  # noqa: E402
-from dataloaderjob.api.load import parse_object  # noqa: E402
+from apiserver import ApiServer, api_server, assets  # noqa: E402
 
 BENCHMARK, TITLE, FILE = "B21", "Admission of labelled pods, 100 a second", "b21-admission"
 RATE = 100.0
@@ -50,16 +47,7 @@ FLOOR_MS = 50.0
 ROUNDS, SECONDS, SMOKE_SECONDS = 5, 10.0, 1.0
 WARM_PODS = 50
 CRD = ROOT / "crds" / "dataloaderjobs.yaml"
-GATE = (
-    "--feature-gates=MutatingAdmissionPolicy=true",
-    "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
-)
-POLICY = (
-    "--set", "injection.mode=policy",
-    "--api-versions", "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy",
-)  # fmt: skip
 WEBHOOK_CASE, POLICY_CASE, BARE_CASE = "the webhook", "the admission policy", "pods without the label"
-Figures = dict[tuple[str, str, str], dict[int, float]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,9 +99,9 @@ def cases(server: ApiServer, folder: Path) -> Iterator[list[Case]]:
     try:
         webhook.job()
         webhook.started()
-        _publish(policy)
+        policy.publish(policy.job())
         for installed in (webhook, policy):
-            until(lambda installed=installed: _injects(installed), 30, "the first pod is injected")
+            until(installed.injects, 30, "the first pod is injected")
         yield [
             Case(WEBHOOK_CASE, webhook, True, webhook.processes[0].pid), Case(POLICY_CASE, policy, True),
             Case(BARE_CASE, webhook, False),
@@ -121,22 +109,6 @@ def cases(server: ApiServer, folder: Path) -> Iterator[list[Case]]:
     finally:
         webhook.close()
         policy.close()
-
-
-def _publish(installed: Installed) -> None:
-    """Creates a job with the status that the operator writes for the policy."""
-    live = installed.job()
-    name = live["metadata"]["name"]
-    live["status"] = {"injection": for_policy(injection(parse_object(live), image=IMAGE))}
-    path = f"/apis/{API_VERSION}/namespaces/{installed.namespace}/{PLURAL}/{name}/status"
-    installed.server.request("PUT", path, live)
-
-
-def _injects(installed: Installed) -> bool:
-    try:
-        return "initContainers" in installed.create(pod())["spec"]
-    except Refused:
-        return False
 
 
 async def cell(api: Api, case: Case, seconds: float) -> dict[str, float]:
@@ -184,17 +156,12 @@ async def measure(server: ApiServer, chosen: list[Case], rounds: int, seconds: f
 
 def rows(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Returns the table's rows."""
-    found: Figures = {}
-    for record in records:
-        for case, figures in record["figures"].items():
-            for figure, value in figures.items():
-                found.setdefault((OURS, case, figure), {})[record["round"]] = value
-    return [row(claim, found) for claim in claims()]
+    figures = collect(records)
+    return [row(claim, figures) for claim in claims()]
 
 
 def as_json(records: list[dict[str, Any]], commit: str) -> dict[str, Any]:
     """Returns results in the format of the other benchmarks."""
-    loads = [record["load"] for record in records]
     packages = {name: importlib.metadata.version(name) for name in ("dataloaderjob", "aiohttp", "pydantic")}
     return {
         "benchmark": BENCHMARK,
@@ -203,13 +170,7 @@ def as_json(records: list[dict[str, Any]], commit: str) -> dict[str, Any]:
         "commit": commit,
         "machine": machine.facts()["machine"],
         "versions": {"python": sys.version.split()[0], **packages},
-        "load": {
-            "load1_max": max(x["load1"] for x in loads),
-            "foreign_share_max": max(x["foreign_share"] for x in loads),
-            "steal_share_max": max(x["steal_share"] for x in loads),
-            "disturbed_cells": sum(x["disturbed"] for x in loads),
-            "rounds_run_again": 0,
-        },
+        "load": load_of([record["load"] for record in records]),
         "missing": {},
         "failed_cells": 0,
         "rows": rows(records),
@@ -239,20 +200,8 @@ def main(arguments: list[str] | None = None) -> int:
                     found = as_json(asyncio.run(measure(server, chosen, rounds, seconds)), commit)
         finally:
             machine.end_children(0.0)
-    write(found, smoke=options.smoke or rounds < ROUNDS)
+    write(found, FILE, smoke=options.smoke or rounds < ROUNDS)
     return 0
-
-
-def write(found: dict[str, Any], *, smoke: bool) -> None:
-    """Writes the results, and the page from all results. A smaller run writes only its results, elsewhere."""
-    out = SMOKE_RESULTS if smoke else RESULTS
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{FILE}.json").write_text(json.dumps(found, indent=1) + "\n")
-    if not smoke:
-        report.main([])
-    for one in found["rows"]:
-        say(f"{one['case']}: {report.figure_text(one)}{' MISSED' if one['met'] == 'no' else ''}")
-    say(f"results in {out.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

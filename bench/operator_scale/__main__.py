@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import asyncio
 import importlib.metadata
-import json
 import sys
 import tempfile
 import time
@@ -13,13 +12,14 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from bench import machine, report
+from bench import machine
 from bench.operator_scale import claims
 from bench.operator_scale.api import connected
 from bench.operator_scale.cluster import Cluster, Programs, cluster
 from bench.operator_scale.jobs import HEADS, TRAINERS, Shape
 from bench.operator_scale.phases import SMOKE, Bench, Timing
-from bench.run import RESULTS, ROOT, SMOKE_RESULTS, say
+from bench.outcome import load_of, write
+from bench.run import say
 
 PACKAGES = ("dataloaderjob", "kopf", "kubernetes", "aiohttp", "pydantic")
 SMOKE_JOBS = 40
@@ -34,7 +34,6 @@ async def measure(running: Cluster, shape: Shape, timing: Timing) -> Bench:
 
 def as_json(made: Bench, programs: Programs, shape: Shape, commit: str) -> dict[str, Any]:
     """Returns results in the format of the other benchmarks. `commit` is the commit of the tree at the start."""
-    loads = [record["load"] for record in made.records]
     facts = machine.facts()
     python = {"python": sys.version.split()[0]}
     packages = {name: importlib.metadata.version(name) for name in PACKAGES}
@@ -45,23 +44,12 @@ def as_json(made: Bench, programs: Programs, shape: Shape, commit: str) -> dict[
         "commit": commit,
         "machine": facts["machine"],
         "versions": python | packages | programs.versions(),
-        "load": {
-            "load1_max": max(x["load1"] for x in loads),
-            "foreign_share_max": max(x["foreign_share"] for x in loads),
-            "steal_share_max": max(x["steal_share"] for x in loads),
-            "disturbed_cells": sum(x["disturbed"] for x in loads),
-            "rounds_run_again": made.again,
-        },
+        "load": load_of([record["load"] for record in made.records], again=made.again),
         "missing": {},
         "failed_cells": 0,
         "rows": claims.rows(made.figures),
         "cells": made.records,
     }
-
-
-def tell(rows: list[dict[str, Any]]) -> None:
-    for row in rows:
-        say(f"{row['case']}: {report.figure_text(row)}{' MISSED' if row['met'] == 'no' else ''}")
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,20 +84,9 @@ def main(arguments: list[str] | None = None) -> int:
             return 130
         finally:
             machine.end_children(0.0)
-    write(found, smoke=options.smoke or shape != Shape(1000, 10))
+    write(found, claims.FILE, smoke=options.smoke or shape != Shape(1000, 10))
     say(f"done in {(time.monotonic() - start) / 60:.1f} minutes")
     return 0
-
-
-def write(found: dict[str, Any], *, smoke: bool) -> None:
-    """Writes the results, and the page from all results. A smaller run writes only its results, elsewhere."""
-    out = SMOKE_RESULTS if smoke else RESULTS
-    out.mkdir(parents=True, exist_ok=True)
-    (out / f"{claims.FILE}.json").write_text(json.dumps(found, indent=1) + "\n")
-    if not smoke:
-        report.main([])
-    tell(found["rows"])
-    say(f"results in {out.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

@@ -9,19 +9,15 @@ from typing import Any
 import pytest
 import yaml
 from injecting import FOLDER, bert, container, pod, requesting
-from injector import IMAGE, Installed
+from injector import GATE, IMAGE, POLICY, Installed
 from processes_of_operator import until
 from second_webhook import second_webhook, without
 
 from apiserver import ApiServer, api_server
 from dataloaderjob.api import API_VERSION, PLURAL
-from dataloaderjob.api.injection import CannotInject, for_policy, inject, injection
+from dataloaderjob.api.injection import CannotInject, inject, injection
 from dataloaderjob.api.load import parse_object
 
-GATE = (
-    "--feature-gates=MutatingAdmissionPolicy=true",
-    "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
-)
 CRD = Path(__file__).resolve().parents[2] / "crds" / "dataloaderjobs.yaml"
 
 
@@ -34,15 +30,9 @@ def gated(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 @pytest.fixture(scope="module")
 def installed(gated: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    values = (
-        "--set",
-        "injection.mode=policy",
-        "--api-versions",
-        "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy",
-    )
-    made = Installed(gated, tmp_path_factory.mktemp("policy"), *values)
+    made = Installed(gated, tmp_path_factory.mktemp("policy"), *POLICY)
     job(made, "bert")
-    until(lambda: injected(made), 30, "the policy is in force")
+    until(made.injects, 30, "the policy is in force")
     bare = {**pod(), "metadata": {"labels": {"dataloading.dev/inject": "nobody"}}}
     until(lambda: not made.accepts(bare), 30, "the guard is in force")
     return made
@@ -50,15 +40,7 @@ def installed(gated: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Ins
 
 def job(made: Installed, name: str, **spec: Any) -> dict[str, Any]:
     """Creates a job with the status that the operator writes."""
-    live = made.job(name, **spec)
-    parts = for_policy(injection(parse_object(live), image=IMAGE, pull_secrets=("registry",)))
-    live["status"] = {"injection": parts}
-    path = f"/apis/{API_VERSION}/namespaces/{made.namespace}/{PLURAL}/{name}/status"
-    return made.server.request("PUT", path, live)
-
-
-def injected(made: Installed) -> bool:
-    return made.accepts(pod()) and "initContainers" in made.create(pod())["spec"]
+    return made.publish(made.job(name, **spec), pull_secrets=("registry",))
 
 
 PODS = {

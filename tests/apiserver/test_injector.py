@@ -40,16 +40,9 @@ def installed(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> It
 
 def settled(made: Installed) -> None:
     """Waits until the API server uses webhook and guard."""
-    until(lambda: injected(made), 30, "the first pod is injected")
+    until(made.injects, 30, "the first pod is injected")
     bare = {**pod(), "metadata": {"labels": {"dataloading.dev/inject": "nobody"}}}
     until(lambda: "nobody" in made.refusal(bare), 30, "the webhook refuses")
-
-
-def injected(made: Installed) -> bool:
-    try:
-        return "initContainers" in made.create(pod())["spec"]
-    except Refused:
-        return False
 
 
 def rendered(thing: dict[str, Any]) -> dict[str, Any]:
@@ -281,7 +274,7 @@ class Expired(Down):
         known = self.made.log.count(SERVES_FILES)
         self._keep(self.now - timedelta(days=10_000))
         until(lambda: self.made.log.count(SERVES_FILES) > known, 30, "the expired certificate is served")
-        until(lambda: not injected(self.made), 30, "no pod is injected")
+        until(lambda: not self.made.injects(), 30, "no pod is injected")
 
     def recover(self) -> None:
         self._keep(self.now)
@@ -304,7 +297,7 @@ def test_only_labelled_pods_are_refused_while_the_webhook_is_down(
     made.job()
     try:
         webhook = how(made)
-        until(lambda: injected(made), 30, "the first pod is injected")
+        until(made.injects, 30, "the first pod is injected")
         webhook.stop()
         refusal = made.refusal(pod())
         assert 'failed calling webhook "inject.dataloading.dev"' in refusal
@@ -313,7 +306,7 @@ def test_only_labelled_pods_are_refused_while_the_webhook_is_down(
         made.create({**pod(), "metadata": {}})
         assert time.monotonic() - started < 1
         webhook.recover()
-        until(lambda: injected(made), 30, "pods are injected again")
+        until(made.injects, 30, "pods are injected again")
     finally:
         made.close()
 
@@ -366,7 +359,7 @@ def test_replicas_share_the_certificates(server: ApiServer, tmp_path: Path) -> N
     made.job()
     try:
         first, second = made.start(*QUICK), made.start(*QUICK, "--port=0", "--metrics-port=0")
-        until(lambda: injected(made), 30, "the first pod is injected")
+        until(made.injects, 30, "the first pod is injected")
         until(lambda: made.log.count("serving admission reviews") == 2, 30, "both serve")
         assert made.log.count("renewed the authority") == 1
         assert (first.poll(), second.poll()) == (None, None)
@@ -382,7 +375,7 @@ def test_replica_that_looks_late_is_trusted_after_the_secret_is_deleted(
     made.job()
     try:
         made.started("--check-seconds=6", "--settle-seconds=1")
-        until(lambda: injected(made), 30, "the first pod is injected")
+        until(made.injects, 30, "the first pod is injected")
         before = made.certificates()
         made.start(*QUICK, "--port=0", "--metrics-port=0")
         until(lambda: made.log.count("serving admission reviews") == 2, 30, "both serve")
@@ -414,12 +407,12 @@ def test_certificates_of_cert_manager_are_served_and_reloaded(server: ApiServer,
     try:
         keep(first)
         made.started(f"--certificate-folder={folder}", "--check-seconds=0.2")
-        until(lambda: injected(made), 30, "the first pod is injected")
+        until(made.injects, 30, "the first pod is injected")
         keep(second)
         until(lambda: made.log.count("serving the certificate in") == 2, 30, "the new certificate is served")
         made.trust(second.authority)
         time.sleep(1)
-        assert injected(made), "the previous authority is not needed any more"
+        assert made.injects(), "the previous authority is not needed any more"
     finally:
         made.close()
 

@@ -14,13 +14,15 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from injecting import JOB_FILE
+from injecting import JOB_FILE, pod
 from ports import reserve_port
 from processes_of_operator import kubeconfig, until
 
 from apiserver import ApiServer, Refused
 from chart import render
 from dataloaderjob.api import API_VERSION, PLURAL
+from dataloaderjob.api.injection import for_policy, injection
+from dataloaderjob.api.load import parse_object
 from dataloaderjob_operator.injector.certificates import Certificates, from_stored
 
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
@@ -32,6 +34,18 @@ OF_CLUSTER = (
     "ClusterRole", "ClusterRoleBinding",
 )  # fmt: skip
 IMAGE = "ghcr.io/dataloaderjob/sidecar:0.1.0"
+GATE = (
+    "--feature-gates=MutatingAdmissionPolicy=true",
+    "--runtime-config=admissionregistration.k8s.io/v1beta1=true",
+)
+"""Options of an API server that offers admission policies that change objects."""
+POLICY = (
+    "--set",
+    "injection.mode=policy",
+    "--api-versions",
+    "admissionregistration.k8s.io/v1beta1/MutatingAdmissionPolicy",
+)
+"""Helm's options for a chart that injects by such a policy."""
 
 
 class Installed:
@@ -132,6 +146,20 @@ class Installed:
         data["metadata"] |= {"name": name, "namespace": self.namespace}
         data["spec"].update(spec)
         return self.server.request("POST", f"/apis/{API_VERSION}/namespaces/{self.namespace}/{PLURAL}", data)
+
+    def publish(self, live: dict[str, Any], **options: Any) -> dict[str, Any]:
+        """Writes the status from which the policy injects, as the operator does. `options`: of `injection`."""
+        parts = for_policy(injection(parse_object(live), image=IMAGE, **options))
+        name = live["metadata"]["name"]
+        path = f"/apis/{API_VERSION}/namespaces/{self.namespace}/{PLURAL}/{name}/status"
+        return self.server.request("PUT", path, {**live, "status": {"injection": parts}})
+
+    def injects(self) -> bool:
+        """Returns True if a labelled pod gets the sidecar."""
+        try:
+            return "initContainers" in self.create(pod())["spec"]
+        except Refused:
+            return False
 
     def create(
         self, pod: dict[str, Any], *, dry: bool = True, server: ApiServer | None = None
