@@ -1,4 +1,4 @@
-"""B21, the admission of labelled pods: `python -m bench.admission [--rounds N] [--smoke]`.
+"""B21, the admission of labeled pods: `python -m bench.admission [--rounds N] [--smoke]`.
 
 An API server without a cluster admits pods that a client creates at a fixed rate, whether or not earlier ones have been
 admitted. Latency counts from the time at which the client should have sent a pod. The pods are dry runs, which pass
@@ -34,13 +34,13 @@ SUPPORT = str(ROOT / "tests" / "support")
 if SUPPORT not in sys.path:
     sys.path.append(SUPPORT)
 
-from injecting import LABELLED, pod  # noqa: E402
+from injecting import LABELED, pod  # noqa: E402
 from injector import GATE, POLICY, Installed  # noqa: E402
 from processes_of_operator import until  # noqa: E402
 
 from apiserver import ApiServer, api_server, assets  # noqa: E402
 
-BENCHMARK, TITLE, FILE = "B21", "Admission of labelled pods, 100 a second", "b21-admission"
+BENCHMARK, TITLE, FILE = "B21", "Admission of labeled pods, 100 a second", "b21-admission"
 RATE = 100.0
 """Pods a second."""
 FLOOR_MS = 50.0
@@ -56,11 +56,11 @@ class Case:
 
     name: str
     installed: Installed
-    labelled: bool
+    labeled: bool
     pid: int | None = None
 
     def pod(self) -> dict[str, Any]:
-        marks = {**(LABELLED["metadata"] if self.labelled else {}), "generateName": "p-"}
+        marks = {**(LABELED["metadata"] if self.labeled else {}), "generateName": "p-"}
         return {**pod(), "metadata": {**marks, "namespace": self.installed.namespace}}
 
     @property
@@ -122,7 +122,7 @@ async def cell(api: Api, case: Case, seconds: float) -> dict[str, float]:
         await asyncio.sleep(max(0.0, due - time.monotonic()))
         made = await api.request("POST", case.path, case.pod())
         late = time.monotonic() - due
-        if ("initContainers" in made["spec"]) is not case.labelled:
+        if ("initContainers" in made["spec"]) is not case.labeled:
             raise RuntimeError(f"a pod was admitted wrongly, case {case.name}")
         return late * 1e3
 

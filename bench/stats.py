@@ -1,7 +1,7 @@
 """Statistics of paired rounds. Pure: no clock, no files, no global random state.
 
 A claim is about the median of per-round ratios. A ratio above 1 means that ours is better, for costs (lower is better)
-and for rates alike. A floor or target holds only if the worse end of the bootstrap 95 % interval still meets it.
+and for rates alike. A floor or target holds only if the worse end of the bootstrap 95% interval still meets it.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def percentile(values: Sequence[float], q: float) -> float:
 
 
 def bootstrap(values: Sequence[float], *, seed: int = 0, resamples: int = RESAMPLES) -> Interval:
-    """Returns the median of `values` and its percentile bootstrap 95 % interval. The result is deterministic."""
+    """Returns the median of `values` and its percentile bootstrap 95% interval. The result is deterministic."""
     rng = random.Random(seed)
     n = len(values)
     centre = median(values)

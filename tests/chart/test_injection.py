@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from injecting import LABELLED, bert
+from injecting import LABELED, bert
 
 from chart import notes, render
 from dataloaderjob.api.injection import inject
@@ -161,7 +161,7 @@ def test_training_runtime_has_the_renderers_pod() -> None:
     (template,) = pod_templates(found).templates
     wanted = bert(loader={}, feeders={"image": "any"}, trainers={"attach": {}})
     node = {"containers": [{"name": "node", "image": "ghcr.io/dataloaderjob/feeder:0.1.0"}]}
-    made = inject({**LABELLED, "spec": node}, wanted)
+    made = inject({**LABELED, "spec": node}, wanted)
     del made["metadata"]["annotations"]
     assert template.template == made
 

@@ -17,7 +17,7 @@ FOLDER = Path(__file__).parent / "to_inject"
 JOB_FILE = FOLDER / "dataloaderjob.yaml"
 FILES = tuple(sorted(path for path in FOLDER.iterdir() if path != JOB_FILE))
 IMAGE = "ghcr.io/dataloaderjob/sidecar:9"
-LABELLED = {"metadata": {"labels": {"dataloading.dev/inject": "bert"}}}
+LABELED = {"metadata": {"labels": {"dataloading.dev/inject": "bert"}}}
 
 
 def bert(*, image: str = IMAGE, pull_secrets: tuple[str, ...] = (), **spec: Any) -> Injection:
@@ -33,7 +33,7 @@ def pod(*containers: Mapping[str, Any], **spec: Any) -> dict[str, Any]:
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        **LABELLED,
+        **LABELED,
         "spec": {"containers": [*map(dict, found)], **spec},
     }
 

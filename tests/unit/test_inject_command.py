@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import yaml
-from injecting import FILES, FOLDER, JOB_FILE, LABELLED, bert, container, pod, requesting, sidecars
+from injecting import FILES, FOLDER, JOB_FILE, LABELED, bert, container, pod, requesting, sidecars
 
 from dataloaderjob.api.injection import inject
 from dataloaderjob.local.cli import EXIT_INPUT, main
@@ -123,7 +123,7 @@ def test_helpers_are_injected_only_with_their_own_label(
     del workers[0]["template"]["metadata"]
     made = run("-f", write(tmp_path, ray), "-j", JOB_FILE, "--job", "bert", capsys=capsys)
     assert [len(found) for found in sidecars(made)] == [1, 0]
-    ray["spec"]["rayClusterSpec"]["headGroupSpec"]["template"] |= LABELLED
+    ray["spec"]["rayClusterSpec"]["headGroupSpec"]["template"] |= LABELED
     made = run("-f", write(tmp_path, ray), "-j", JOB_FILE, "--job", "bert", capsys=capsys)
     assert [len(found) for found in sidecars(made)] == [1, 1]
 
@@ -137,7 +137,7 @@ def test_flag_labels_the_templates(tmp_path: Path, capsys: pytest.CaptureFixture
 SET = {"apiVersion": "acme.dev/v1", "kind": "PodSet", "spec": {"template": {"spec": {"containers": []}}}}
 TRAIN = {"apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainJob", "metadata": {"name": "t"}}
 ON_OBJECT = {
-    "apiVersion": "batch/v1", "kind": "Job", **LABELLED,
+    "apiVersion": "batch/v1", "kind": "Job", **LABELED,
     "spec": {"template": {"spec": {"containers": [container("a")]}}},
 }  # fmt: skip
 NOTICES = {
@@ -174,7 +174,7 @@ ERRORS: dict[str, tuple[list[Any], tuple[str, ...], str]] = {
         "line 1, the pod: the job is gpt, but",
     ),
     "another namespace": (
-        [{**pod(), "metadata": {**LABELLED["metadata"], "namespace": "b"}}], ("a",),
+        [{**pod(), "metadata": {**LABELED["metadata"], "namespace": "b"}}], ("a",),
         "the pods are in namespace b, but DataLoaderJob bert is in a",
     ),
     "which container": ([pod(), TWO], (), "line 11, the pod: the pod has the containers a, b, and none requests"),
@@ -182,7 +182,7 @@ ERRORS: dict[str, tuple[list[Any], tuple[str, ...], str]] = {
         [pod(container("a", resources={"limits": {"cpu": "much", "memory": "1"}}))], (), "use a quantity",
     ),
     "in a template": (
-        [{"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": {**LABELLED, "spec": TWO["spec"]}}}], (),
+        [{"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": {**LABELED, "spec": TWO["spec"]}}}], (),
         "line 4, spec.template: the pod has the containers a, b",
     ),
 }  # fmt: skip
