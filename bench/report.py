@@ -228,9 +228,9 @@ def _section(found: dict[str, Any]) -> str:
     load, machine = found["load"], found["machine"]
     measured = (
         f"{found['date'][:10]}, commit {found['commit']}, {machine['cpus']} x {machine['cpu']}, "
-        f"{machine['memory_gb']} GB; {versions}. The load average "
-        f"reached {load['load1_max']:.1f}. During a cell, other processes took at most {load['foreign_share_max']:.0%} of "
-        f"the CPU time, and the hypervisor at most {load['steal_share_max']:.0%} (steal time). "
+        f"{machine['memory_gb']} GB; {versions}. The load average reached {load['load1_max']:.1f}. "
+        f"During a cell, other processes took at most {load['foreign_share_max']:.0%} of the CPU time, and the "
+        f"hypervisor at most {load['steal_share_max']:.0%} (steal time). "
         f"{load['rounds_run_again']} rounds were repeated.\n"
     )
     lines = [
