@@ -1,4 +1,5 @@
-"""Ray's side of the head's pod: it serves a supervisor in another container, which has neither Ray nor its token.
+"""The supervisor's agent in Ray's container of the head's pod. The supervisor's own container has neither Ray nor its
+token.
 
     python -m dataloaderjob.providers.ray.agent --settings FILE.json
 
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
 REST_S = 10.0
-"""Maximum wait for the rest of a request, and for a supervisor that does not read an answer."""
+"""Maximum wait in seconds for the rest of a request, and for a supervisor to read an answer."""
 
 
 def listen(path: Path) -> socket.socket:
