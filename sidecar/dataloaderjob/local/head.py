@@ -42,8 +42,8 @@ class RayHead(RayNode):
         env: Mapping[str, str] = os.environ,
         cwd: Path | None = None,
     ) -> None:
-        """`folder` is created by `start`; the caller removes it after `stop`. `num_feeders`: the maximum number of
-        feeders. `cwd`: the working directory of feeders, and of the user code in them; if None, `folder`.
+        """`folder`: `start` creates it; the caller removes it after `stop`. `num_feeders`: the maximum number of
+        feeders. `cwd`: the working directory of feeders and their user code; None for `folder`.
 
         Raises InputError if the folder's path is too long for Ray's Unix sockets.
         """

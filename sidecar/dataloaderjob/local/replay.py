@@ -37,8 +37,8 @@ class Replay:
     def make(self, *, debug: bool, trusted: Collection[str] = ()) -> None:
         """Loads the recorded code and data, and rebuilds the batch.
 
-        Raises InputError if the code or data cannot be loaded, or belong to a user other than this one, root and those
-        in `trusted`.
+        Raises InputError if the code or data cannot be loaded, or if their owner is not this user, root or a user in
+        `trusted`.
         """
         piece, row = self.found
         bundle = piece.bundle(row)

@@ -1,9 +1,9 @@
 """Restart policy of the service's parts. Pure: no processes, no clock.
 
 The parts are the sidecar, the supervisor and the part that starts feeders: a Ray head, or the feeder host. The sidecar,
-the supervisor and the host are restarted independently, because the supervisor waits for a host. A head without its GCS
-or raylet is replaced by a new one, and the supervisor is restarted against the new head. The old head is kept while its
-feeders are alive, until the feeders of the new head are registered. Some feeders thus serve at all times.
+the supervisor and the host are restarted independently. If a head's GCS or raylet ends, a new head replaces the head,
+and the supervisor is restarted for the new head. If the old head's feeders are alive, the old head is kept until the
+new head's feeders are registered. Some feeders thus serve at all times.
 
     ABSENT    not started, or waiting for a restart
     STARTING  started, not usable yet
@@ -19,12 +19,13 @@ from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, r
 from dataloaderjob.core.supervision import EXITS_RAY
 
 MAX_FIRST_CRASHES = 2
-"""MAX_CRASHES for a part that has never served. The sidecar gets only one attempt, because it depends on no other
-part."""
+"""The limit that replaces MAX_CRASHES for a part that has never served. The sidecar gets only one attempt, because it
+depends on no other part."""
 KEEP_OLD_S = 120.0
 """Seconds after which an old head is ended, even if the feeders of the new head are not registered yet."""
 MAX_RAY_EXITS = 2
-"""Number of consecutive supervisor exits caused by Ray after which a head that seems to be alive is replaced."""
+"""Number of consecutive supervisor exits because of Ray after which the head is replaced, even if it seems to be
+alive."""
 
 
 class ServiceState(Enum):
@@ -57,8 +58,8 @@ TRANSITIONS: dict[tuple[ServiceState, ServiceEvent], ServiceState] = {
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The instruction to start a part. `number`: the number of the head to start, or of the head that the supervisor
-    uses."""
+    """The instruction to start a part. `number`: the number of the head, either the head to start or the one that the
+    supervisor uses."""
 
     part: ServicePart
     number: int

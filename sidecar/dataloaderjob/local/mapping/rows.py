@@ -1,8 +1,8 @@
 """The part of the map command that runs in feeders: inputs with their index, and results turned into columns.
 
-The results of each batch travel as one Arrow message, so that feeders convert them to columns, and not the process that
-writes. Generators are seeded by the index of an input, not by its place among the remaining inputs. A resumed run
-therefore draws the same numbers as an uninterrupted run.
+Feeders convert results to columns, so that the writing process does not have to. The results of each batch travel as
+one Arrow message. Generators are seeded by an input's index, so a resumed run draws the same random numbers as an
+uninterrupted run.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Apply:
         self._collate_fn = collate_fn
         self._made: Callable[[Any], Any] | None = None
         self._held = NOTHING_HELD
-        """Generators held by an instance that this object created; the fetcher seeds the generators that a function
+        """Generators held by an instance that this object created. The fetcher seeds the generators that a function
         holds."""
 
     def __call__(self, pairs: list[tuple[int, Any]]) -> np.ndarray[Any, Any]:

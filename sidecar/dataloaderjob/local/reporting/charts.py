@@ -43,7 +43,7 @@ _STYLE: dict[RcKeyType, Any] = {
 
 
 Draw = Callable[[Axes, int], None]
-"""A function that draws on the given axes. The number is the number of columns in a legend."""
+"""A function that draws on the given axes. Its second argument is the number of columns in a legend."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""The watch of a job on a cluster through kubectl, for a report. It finds the head's pod, and reads the supervisor's
+"""The watch of a job on a cluster, for a report. It uses kubectl to find the head's pod and to read the supervisor's
 status there."""
 
 from __future__ import annotations
