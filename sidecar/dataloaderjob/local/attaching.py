@@ -1,5 +1,5 @@
 """Trainers that the user starts and attaches to a run: the variables that attach them, the messages about them, and the
-stop of all feeders while none is attached. Pure, except `find_attachable`.
+policy that stops all feeders while none is attached. Pure, except `find_attachable`.
 
     BUSY      feeders run
     STOPPING  the supervisor was asked to stop all feeders
@@ -30,7 +30,7 @@ run may have set them."""
 
 
 def how_to_attach(name: str) -> str:
-    """Returns a shell command that attaches the processes that the same shell starts later."""
+    """Returns a shell command. Processes that the same shell starts later attach to the run as trainers."""
     return f'eval "$(dataloaderjob env {shlex.quote(name)})"'
 
 

@@ -59,9 +59,9 @@ HOST_UP_S = 120.0
 """Deadline in seconds for the start of the host, which imports torch, possibly from a cold disk."""
 LOOK_S = 0.2
 END_S = 15.0
-"""Seconds that a supervisor has to end its feeders."""
+"""Seconds to wait for a supervisor to end its feeders."""
 GRACE_S = 0.5
-"""Seconds that Ray's processes have to end; they have nothing to save."""
+"""Seconds between SIGTERM and SIGKILL for the service's parts, which have nothing to save."""
 LAST_WORDS = 5
 RENEW_S = 600.0
 """Interval in seconds between checks for certificates that are due."""
@@ -396,9 +396,8 @@ class LocalCluster:
         if supervisor is None or status.get("pid") != supervisor.pid:
             return
         self._do(self.policy.serves(ServicePart.SUPERVISOR))
-        if self._starter is ServicePart.HOST and status.get(
-            "ready"
-        ):  # the host already listens before it has imported torch
+        # The host listens before it has imported torch, so only a ready feeder shows that it works.
+        if self._starter is ServicePart.HOST and status.get("ready"):
             self._do(self.policy.serves(ServicePart.HOST))
         if self.policy.old and status.get("ready") == status.get("desired"):
             self._do(self.policy.settled())

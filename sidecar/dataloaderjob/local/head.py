@@ -83,7 +83,7 @@ class RayHead(RayNode):
     def address(self) -> str:
         """host:port of the GCS. Raises OSError before the head is up.
 
-        The address is known 2 s before the head is up, but a driver that connects before the raylet has registered
+        The address is known 2 s before the head is up. However, a driver that connects before the raylet has registered
         retries only every few seconds.
         """
         return self.address_path.read_text().strip()

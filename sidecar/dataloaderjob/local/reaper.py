@@ -147,7 +147,7 @@ def _wait(pidfds: Iterable[int], timeout_s: float) -> None:
 
 
 def _has(pid: int, run_id: str) -> bool:
-    """Returns True if a process carries the tag; False for a zombie, an ended process, or one of another user."""
+    """Returns True if a process carries the tag; False for a zombie, an ended process, or another user's process."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

@@ -108,7 +108,7 @@ class RestartPolicy:
     """The restart policy. Its methods handle events and return instructions, which the caller executes in order."""
 
     def __init__(self, starter: ServicePart | None = ServicePart.HEAD) -> None:
-        """`starter`: the part that starts feeders; None for a Ray cluster that exists independently of the run."""
+        """`starter`: the part that starts feeders; None for an existing Ray cluster."""
         self.ray = starter is ServicePart.HEAD
         self.head_number = 0
         """Number of the head in use; the first is 1."""
@@ -177,7 +177,8 @@ class RestartPolicy:
         return instructions + self._died(head, why, now)
 
     def settled(self) -> list[Instruction]:
-        """Ends the old heads. Called once all wanted feeders of the head in use are registered."""
+        """Returns the instructions to end the old heads. Call it once all wanted feeders of the head in use are
+        registered."""
         ended: list[Instruction] = [StopHead(number) for number in self.old]
         self.old.clear()
         return ended
@@ -200,7 +201,7 @@ class RestartPolicy:
         return Start(part, self.head_number)
 
     def _died(self, part: _Watched, why: str, now: float) -> list[Instruction]:
-        """Restarts the part, immediately after its first crash. Gives up if the part crashes too often."""
+        """Restarts a part that has ended, immediately after its first crash. Gives up if the part crashes too often."""
         if not part.move(ServiceEvent.ENDED):
             return []
         crashes = part.crashes.add(now)

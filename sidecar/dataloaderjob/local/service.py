@@ -79,8 +79,8 @@ class IdleShutdown:
         return self._last_pool is None and now - self.started >= UNUSED_S
 
     def free_since(self) -> float | None:
-        """Returns the time at which the starter and the last pool were gone; None while the starter is alive. Call it
-        only if no pool exists now."""
+        """Returns the time since which both the starter and the last pool have been gone; None while the starter is
+        alive. Call it only if no pool exists now."""
         return None if self._starter_gone is None else max(self._starter_gone, self._last_pool or 0.0)
 
 
@@ -163,8 +163,8 @@ class Service:
         self._more_feeders()
 
     def _answer(self, claim: Claim | None, reply: int) -> None:
-        """Answers a claim. Unless the service is in use, it then serves the claiming launch, or ends if the claim
-        requests its end. Closes `reply`."""
+        """Answers a claim with BUSY, FREE or GRANTED. After GRANTED, the service serves the claiming launch, or ends if
+        the claim requests that. Closes `reply`."""
         try:
             if claim is None or self._over or not self._has_folder():
                 return
@@ -186,7 +186,8 @@ class Service:
             os.close(reply)
 
     def _be_heard(self, fd: int) -> None:
-        """Sends the output of user code in feeders to `fd`, once per claim. Closes any further `fd`."""
+        """Sends the output of user code in feeders to `fd` from now on. Accepts one descriptor for each claim, and
+        closes any other."""
         if self._is_unheard:
             self._is_unheard = False
             self._echo = Echo(fd)
@@ -199,8 +200,8 @@ class Service:
         return not self._is_starter_alive() and sidecar_status(self._cluster.socket).get("receivers") == []
 
     def _serve(self, claim: Claim, *, anew: bool) -> None:
-        """Serves the claiming launch from now on. `anew`: forget the last launch's number of feeders and verdict,
-        because no one uses the service."""
+        """Serves the claiming launch from now on. If no one uses the service, first forgets the last launch's number of
+        feeders and verdict."""
         if anew:
             (self._folder / places.FEEDERS_NAME).unlink(missing_ok=True)
             self._cluster.forget_feeders()
@@ -345,8 +346,8 @@ def fail(folder: Path, why: str) -> None:
 
 
 def _record(claim: Claim) -> Path | None:
-    """Returns the folder in which the script records what it consumes. Returns None if the service outlives its
-    script."""
+    """Returns the folder in which the script records the batches that it consumes. Returns None if the service outlives
+    its script."""
     folder = os.environ.get(places.RECORD_VARIABLE)
     return Path(folder).absolute() if folder and not claim.keep_s else None
 

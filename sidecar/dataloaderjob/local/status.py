@@ -131,9 +131,8 @@ class History:
         live = {_trainer(receiver): int(receiver["receiver"]) for receiver in snapshot.receivers}
         total, ended = self.total.copy(), _counters(status["totals"])
         for trainer, pid in self._live.items():
-            if (
-                live.get(trainer) != pid
-            ):  # its counters were counted while it was live, and the totals of ended receivers now include them
+            # These counters were added while the receiver was live, and the totals of ended ones now include them.
+            if live.get(trainer) != pid:
                 total.subtract(self._read[trainer])
         for receiver in snapshot.receivers:
             trainer, now = _trainer(receiver), _counters(receiver)

@@ -38,7 +38,8 @@ def check(folder: Path, trusted: Collection[str] = ()) -> None:
                 f"the record {folder} contains code, and {who} can change {path} (mode "
                 f"{stat.S_IMODE(found.st_mode):04o}): if it is as you left it, chmod -R go-w {folder}"
             )
-    for above in folder.resolve().parents:  # a group's members can replace the user's scripts there, too
+    # Group-writable parents are accepted, because the group can replace the user's scripts there, too.
+    for above in folder.resolve().parents:
         found = above.stat()
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
             raise InputError(
@@ -70,9 +71,7 @@ def _others_who_write(path: Path, found: os.stat_result) -> str:
     if not found.st_mode & stat.S_IWGRP:
         return ""
     with contextlib.suppress(OSError):  # a file system without such lists
-        if _ACCESS_LIST in os.listxattr(
-            path
-        ):  # the group's bits then limit all entries of the list
+        if _ACCESS_LIST in os.listxattr(path):  # the group's bits then limit all entries of the list
             return "somebody on its access control list"
     return _others_in_group(found)
 

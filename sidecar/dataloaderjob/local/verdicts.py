@@ -26,7 +26,7 @@ def verdict_of(supervisor: Mapping[str, Any]) -> InputVerdict | None:
 def closing_words(
     verdict: InputVerdict | None, counters: Mapping[str, int], *, per_pod: int, cpus: int
 ) -> str:
-    """Returns the end of a run's last line, about training that waited for input; empty if it did not wait. `counters`:
+    """Returns the words about waiting for input that end a run's last line; empty if training did not wait. `counters`:
     the counters of the whole run. `per_pod`: the number of feeders in each replica."""
     waited, worked = counters.get("wait_ns", 0), counters.get("step_ns", 0)
     if verdict is None or not verdict.is_bound or not waited or waited < WORTH * (waited + worked):

@@ -44,7 +44,7 @@ VITAL = ("raylet",)
 FIELD = "spec.ray.external"
 CHECK = "dataloaderjob.providers.ray.external"
 CHECK_S = 60.0
-"""Deadline for the check, which imports Ray, possibly from a cold disk."""
+"""Deadline in seconds for the check of the cluster, which imports Ray, possibly from a cold disk."""
 NO_ROOM = ("--num-gpus=0", "--memory=1")
 """Options for a node on which no feeder fits, whatever resources the feeder requests. The node has no CPUs either."""
 ANY_PATCH = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}

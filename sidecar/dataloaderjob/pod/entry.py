@@ -73,7 +73,8 @@ class Watch:
             signal.signal(number, lambda *_: None)
 
     def wait(self, timeout_s: float | None, fds: Iterable[int] = ()) -> set[int]:
-        """Returns the `fds` that are readable. A pidfd is readable once its process has ended.
+        """Waits until one of `fds` is readable, at most for `timeout_s`. Returns the readable ones. A pidfd is readable
+        once its process has ended.
 
         Raises Stopped as soon as a signal has arrived, and on every call after that.
         """
@@ -329,7 +330,8 @@ class HeadSettings:
     """Folder for the state of Ray and of this package. Its path may have at most 40 bytes, because of Unix sockets."""
     up_timeout_s: float = 120.0
     grace_s: float = 2.0
-    """Seconds that Ray's processes have to end. The raylet deregisters; the others have nothing to save."""
+    """Seconds between SIGTERM and SIGKILL for Ray's processes. The raylet deregisters; the others have nothing to
+    save."""
     tls_folder: str = ""
     """Folder with the supervisor's certificates or, in feeders' pods, with the feeders' certificates (`core.tls`);
     empty without TLS."""

@@ -75,9 +75,8 @@ class FeederPod:
         self._node = ray_node(settings, VITAL, {"feeder": float(settings.processes)}, settings.tasks)
         self._head = split_address(settings.head)
         self._folder = fresh_folder(self._node.folder)
-        (self._folder / TIMES).mkdir(
-            mode=0o700
-        )  # builders measure their batches there, for `dataloaderjob report`
+        # Builders record the times of their batches there, for `dataloaderjob report`.
+        (self._folder / TIMES).mkdir(mode=0o700)
         feeders = Feeders()
         self._output = Output(self._folder / NODE_OUTPUT, feeders)
         self._readiness = Readiness(

@@ -89,7 +89,8 @@ def requested_index(request: Mapping[str, Any]) -> int:
 
 
 def requested_feeders(request: Mapping[str, Any], field: str) -> int:
-    """Returns a request's field that counts feeders. Raises RemoteProtocolError."""
+    """Returns a number of feeders from a request. `field`: the name of the request's field. Raises
+    RemoteProtocolError."""
     return _whole(request.get(field), field, MAX_INDEX)
 
 

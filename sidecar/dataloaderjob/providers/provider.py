@@ -41,7 +41,7 @@ class Provider(Protocol):
     """A way to run feeders. Only the supervisor's main thread calls it."""
 
     explain_after_s: float
-    """Time after which `late` is called for a feeder that has not come up."""
+    """Seconds without a report from a feeder after which `late` is called for that feeder."""
 
     @property
     def session(self) -> str:

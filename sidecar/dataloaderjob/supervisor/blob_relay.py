@@ -203,12 +203,12 @@ class BlobRelay:
         found = next(iter(holders), None)
         if found is None:
             return None
-        want = holders[found] = holders.pop(found)  # the one asked last goes to the end of the line
+        want = holders[found] = holders.pop(found)  # the sidecar that is asked goes to the end of the queue
         self._uploads[digest] = _Upload(found, now, 0.0 if upload is None else upload.moved_at)
         return want
 
     def _moving(self, digest: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-        """Yields the pieces, and records when they arrive."""
+        """Yields a blob's pieces, and records when each one arrives."""
         for piece in pieces:
             if (upload := self._uploads.get(digest)) is not None:
                 upload.asked_at = upload.moved_at = time.monotonic()

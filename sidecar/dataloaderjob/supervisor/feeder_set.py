@@ -27,8 +27,8 @@ from dataloaderjob.core.texts import clean
 BACKOFF = Backoff(1.0, 30.0)
 MAX_WHY = 600
 TROUBLE_S = 60.0
-"""Seconds for which a problem with a feeder is reported after its last occurrence. A feeder that is killed repeatedly
-serves in between."""
+"""Seconds for which a problem with a feeder is reported after its last occurrence, because a feeder that is killed
+repeatedly serves in between."""
 DRAIN_GRACE_S = 0.5
 """Minimum time in DRAINING, in seconds. Even an idle feeder may still get a ticket from a receiver that has not read
 the new list yet."""
@@ -154,7 +154,7 @@ _EXPLAINED = frozenset({None, Cause.STARTS, Cause.FAILS, Cause.LOST, Cause.OUT_O
 
 
 class FeederSet:
-    """The set of all members. `version` increases with each change that receivers should know."""
+    """The set of all members. `version` increases with each change that receivers should know about."""
 
     def __init__(self, desired: int, *, ready_timeout_s: float, drain_timeout_s: float) -> None:
         self.desired = desired
@@ -323,7 +323,7 @@ class FeederSet:
                 instructions += self._late(member, now)
         return instructions
 
-    # Within
+    # Helpers
 
     def _is_of_another(self, endpoint: Endpoint) -> bool:
         """Returns True if a feeder with another name has this endpoint's instance."""

@@ -40,7 +40,8 @@ class Reports:
 
     def add(self, sidecar: str, message: Mapping[str, Any]) -> None:
         """Processes a sidecar's metrics message."""
-        self._left = [failure for failure in self._left if failure["sidecar"] != sidecar]  # it is back
+        # The sidecar is back.
+        self._left = [failure for failure in self._left if failure["sidecar"] != sidecar]
         self.sidecars[sidecar] = {k: v for k, v in message.items() if k not in ("type", "failures")}
         found = message.get("failures")
         listed = [_failure_of(sidecar, item) for item in found] if isinstance(found, list) else []

@@ -53,7 +53,7 @@ Witness = tuple[str, str]
 
 
 class SupervisorState(Protocol):
-    """The supervisor as its connections use it. Called from many threads."""
+    """The supervisor's interface for its connections. Many threads call it."""
 
     def feeder_ready(self, endpoint: Endpoint) -> bool: ...
     def feeder_left(self, name: str, instance: str) -> None: ...
@@ -89,7 +89,7 @@ class _Peer:
 
 
 class SupervisorServer:
-    """All connections of the supervisor."""
+    """The server for all connections to the supervisor."""
 
     def __init__(
         self, host: str, port: int, *, job_key: bytes, job: str, blob_folder: Path, state: SupervisorState,
@@ -148,7 +148,7 @@ class SupervisorServer:
             self._acceptor.expire()
 
     def _welcomed(self, sock: Connection, answer: dict[str, Any]) -> None:
-        """Serves the connection in its own thread."""
+        """Serves a connection after its handshake, in the connection's own thread."""
         name = clean(answer.get("name"), MAX_COMMAND)
         try:
             peer = _Peer(next(self._numbers), sock, answer)

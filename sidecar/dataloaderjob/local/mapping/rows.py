@@ -120,9 +120,8 @@ def make(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def record_batch(result: Any, rows: range) -> pa.RecordBatch:
     """Returns a record batch that contains the rows' indices and the function's result. Raises InputError if the result
     cannot become columns."""
-    if hasattr(result, "columns") and hasattr(
-        result, "__arrow_c_stream__"
-    ):  # a DataFrame, for example from pandas
+    # For example, a DataFrame from pandas.
+    if hasattr(result, "columns") and hasattr(result, "__arrow_c_stream__"):
         result = pa.table(result)
     if isinstance(result, pa.Table | pa.RecordBatch):
         columns = dict(zip(result.schema.names, result.columns, strict=True))
@@ -204,7 +203,8 @@ def _nested(array: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def _element(value: Any) -> Any:
-    """Converts a value to a form that Arrow accepts within a list: arrays of one dimension, and lists of them."""
+    """Converts a value to a form that Arrow accepts within a list: a one-dimensional array, or a list of such
+    arrays."""
     if isinstance(value, torch.Tensor):
         value = _numpy(value)
     if not isinstance(value, np.ndarray):

@@ -114,7 +114,8 @@ class Keeper:
         builders that have ended."""
         total, cpu = Times(), dict(self._ended_cpu)
         for feeder, pid, path in timings.files(self._times_folder):
-            is_over = not Path(f"/proc/{pid}").exists()  # checked before the read, so nothing is added after it
+            # Checked before the file is read, so that a process that has ended adds nothing later.
+            is_over = not Path(f"/proc/{pid}").exists()
             if (times := timings.read(path)) is None:
                 continue
             cpu[feeder] = cpu.get(feeder, 0) + times.sums.cpu_ns

@@ -1,4 +1,4 @@
-"""The data that `keeper` wrote about a run, and the search for it."""
+"""The data of one run, as `keeper` wrote it, and the functions that find and read the data."""
 
 from __future__ import annotations
 

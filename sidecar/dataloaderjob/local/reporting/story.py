@@ -13,7 +13,7 @@ from dataloaderjob.local.reporting.analysis import TAIL, Analysis, Incident
 from dataloaderjob.local.reporting.series import ENDED, FAILED, MEMORY, SERVICE, TROUBLE, Event
 
 OVERLOADED = 0.3
-"""Share of build time spent waiting for a CPU above which the machine counts as too small."""
+"""If batches wait for a CPU for more than this share of their build time, the machine counts as too small."""
 MOST_ROWS, MOST_STORY = 60, 12
 LIMITS = {
     Limit.CPU: "the CPU of the processes that make batches",

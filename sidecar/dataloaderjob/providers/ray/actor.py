@@ -68,7 +68,7 @@ LAST_WORDS_S = 2.0
 ended."""
 EXIT_BROKEN = 70
 LAST_KILL_S = 10.0
-"""Seconds that Ray has to kill an actor that has requested its own end."""
+"""Seconds to wait for Ray to kill an actor that has requested its own end."""
 FOREIGN_FOLDER = "dataloaderjob"
 """Subfolder of the Ray session's folder, for the blobs of jobs on an existing Ray cluster."""
 _JANITOR = (
@@ -236,9 +236,8 @@ class Host:
         with tempfile.TemporaryDirectory(prefix="dlj-feeder-") as folder:
             if key is not None:
                 settings = dataclasses.replace(settings, key_path=str(Path(folder) / "key"))
-                Path(settings.key_path).write_bytes(
-                    key
-                )  # the folder is private, and removed once the key is read
+                # The folder is private, and is removed once the host has read the key.
+                Path(settings.key_path).write_bytes(key)
             self._process, reader = start_host(settings, Path(folder), stderr=subprocess.PIPE, env=env)
             self._copier = threading.Thread(target=self._copy_errors, name="dlj-stderr", daemon=True)
             self._copier.start()

@@ -4,9 +4,9 @@ token.
     python -m dataloaderjob.providers.ray.agent --settings FILE.json
 
 This process is the job's Ray driver. It has Ray's token and, on an existing Ray cluster, the feeders' key. It does not
-have the job's key, because code with the token can take over the process: Ray's client loads pickles that others have
-written. It answers the messages of `providers.link`, for one supervisor at a time. If Ray does not come up or ends,
-this process exits with EXIT_RAY_LATE or EXIT_RAY_LOST, and its parent restarts it.
+have the job's key, because anyone who holds the token can take over this process: Ray's client loads pickles from
+others. It answers the messages of `providers.link`, for one supervisor at a time. If Ray does not come up or ends, this
+process exits with EXIT_RAY_LATE or EXIT_RAY_LOST, and its parent restarts it.
 """
 
 from __future__ import annotations

@@ -58,7 +58,7 @@ class _Process:
 
 
 class RayNode:
-    """A raylet and its helpers and, with `--head`, the GCS."""
+    """A Ray node: a raylet, its helpers and, with `--head`, the GCS."""
 
     def __init__(
         self,

@@ -264,7 +264,8 @@ class RayProvider:
         )
 
     def out_of_memory(self) -> Mapping[str, str]:
-        """Reads from the GCS which workers Ray's memory monitor killed. The GCS does not record that for actors."""
+        """Finds the workers that Ray's memory monitor killed, according to the GCS. The GCS does not record such kills
+        for actors."""
         return {
             str(worker.worker_address.ip_address): monitor_text(
                 str(worker.exit_detail), self._settings.memory_field
