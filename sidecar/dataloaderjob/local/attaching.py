@@ -1,5 +1,5 @@
-"""Trainers that the user starts and attaches to a run: the variables that attach them, the messages about them, and the
-policy that stops all feeders while none is attached. Pure, except `find_attachable`.
+"""Trainers that the user starts and attaches to a run. This module has the variables that attach them, the messages
+about them, and the policy that stops all feeders while no trainer is attached. It is pure, except `find_attachable`.
 
     BUSY      feeders run
     STOPPING  the supervisor was asked to stop all feeders

@@ -1,7 +1,7 @@
 """The forking of the private service's processes, which then share the modules that the service has imported.
 
-A new interpreter for each process would compete with the import of torch for CPU time, and the first batch waits for
-that import. The feeder host is forked before anything else, so this module imports only what it needs.
+A new interpreter for each process would compete with the import of torch for CPU time. The first batch waits for that
+import. The feeder host is forked before anything else, so this module imports only what it needs.
 """
 
 from __future__ import annotations

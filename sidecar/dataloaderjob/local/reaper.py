@@ -5,9 +5,10 @@ The reaper has its own session. It waits for the run's own process to end. Then 
 run's tag, and removes the run's folder. It also removes a private service's folder, unless another service owns the
 folder by then. A run that ends by itself also ends its reaper.
 
-The tag is an environment variable that every process of a run inherits. Processes may outlive their parents and leave
-their sessions (torchrun's workers, Ray's agents), but their initial environment stays readable in /proc. Only processes
-of this user are considered. The reaper starts in parallel with the import of torch, and imports only what it needs.
+The tag is an environment variable that every process of a run inherits. Processes such as torchrun's workers and Ray's
+agents may outlive their parents and leave their sessions, but their initial environment stays readable in /proc. Only
+processes of this user are considered. The reaper starts in parallel with the import of torch, and imports only what it
+needs.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ depends on no other part."""
 KEEP_OLD_S = 120.0
 """Seconds after which an old head is ended, even if the feeders of the new head are not registered yet."""
 MAX_RAY_EXITS = 2
-"""Number of consecutive supervisor exits because of Ray after which the head is replaced, even if it seems to be
+"""The head is replaced after this number of consecutive supervisor exits because of Ray, even if the head seems to be
 alive."""
 
 

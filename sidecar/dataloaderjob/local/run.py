@@ -99,8 +99,8 @@ def run(
 
 
 def recorded(planned: RunPlan, folder: Path) -> RunPlan:
-    """Returns the plan, changed so that trainers record the batches that they consume. Raises InputError if `folder` is
-    not writable."""
+    """Returns the plan, changed so that trainers record the batches that they consume. Raises InputError if `folder`
+    cannot be used for a record."""
     try:
         folders.make_for_owner(folder)
         os.close(folders.enter(folder, InputError))

@@ -2,8 +2,8 @@
 
 The first rank starts the service, detached, for all local ranks (`trainer.session.private`). The sidecar's socket is
 DIR/s. If the service cannot serve, DIR/failed contains the reason. The service ends after its last client and removes
-DIR, or stays for a while for the next script with the same environment (`trainer.session.keeping`). It imports neither
-ray nor the modules that read manifests, so a trainer's packages are sufficient.
+DIR. Alternatively, it stays for a while for the next script with the same environment (`trainer.session.keeping`). It
+imports neither ray nor the modules that read manifests, so a trainer's packages are sufficient.
 """
 
 from __future__ import annotations
@@ -280,8 +280,8 @@ class Service:
     def _receivers(self) -> int | None:
         """Returns the number of trainer processes that use the service; None while unknown.
 
-        The number comes from the sidecar's reports to the supervisor if the folder was removed, for example by a
-        cleanup of temporary files. This service's sidecar then cannot be reached through the folder.
+        If the folder was removed, for example by a cleanup of temporary files, the sidecar cannot be reached through
+        it. The number then comes from the sidecar's reports to the supervisor.
         """
         snapshot = self._cluster.snapshot
         if self._has_folder():
@@ -325,8 +325,8 @@ class Service:
         self._over = True
 
     def _keep_reason(self) -> None:
-        """Keeps the reason until the starter and all known clients have ended, and at least for LINGER_S, because a
-        client may have attached at the last moment. Then removes it unless another service has taken the folder."""
+        """Keeps the reason until the starter and all known clients have ended. Keeps it for at least LINGER_S, because
+        a client may have attached at the last moment. Then removes it unless another service has taken the folder."""
         self._echo.close()
         clients = [pidfd for pid in self._clients if (pidfd := pidfd_of(pid)) is not None]
         for pidfd in clients if self._starter is None else [self._starter, *clients]:

@@ -115,8 +115,8 @@ class History:
             self._kept.popleft()
 
     def rates(self, receiver: Mapping[str, Any] | None = None) -> Rates | None:
-        """Returns the rates of the run or, if given, of a receiver in the last snapshot; None if there are fewer than
-        two readings."""
+        """Returns the rates of the run, or of `receiver` in the last snapshot; None if there are fewer than two
+        readings."""
         key = None if receiver is None else _trainer(receiver)
         readings = [(at, counted[key]) for at, counted in self._kept if key in counted]
         if len(readings) < 2:
@@ -288,7 +288,7 @@ class LiveRun:
 
 
 def live_runs(folder: str | None = None) -> list[LiveRun]:
-    """Returns this user's live runs on this machine; with `folder`, only the run in that folder, if it is live."""
+    """Returns this user's live runs on this machine. `folder`: look only in this folder."""
     homes = [] if folder is None else [Path(folder)]
     if folder is None:
         for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  runs have their folders here

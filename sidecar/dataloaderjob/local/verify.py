@@ -241,8 +241,8 @@ def _by_bundle(batches: list[tuple[str, Recorded]]) -> list[list[tuple[str, Reco
 def _first_wrong(
     record: Record, batches: list[tuple[str, Recorded]], *, before: tuple[int, int] | None
 ) -> tuple[tuple[int, int], str] | None:
-    """Returns the first batch that differs from the consumed batch, as a tuple of its place (epoch and batch) and a
-    message; None if none differs. `before`: only batches before this place are rebuilt."""
+    """Finds the first batch that differs from the consumed batch. Returns a tuple: the batch's place (epoch and batch)
+    and a message; None if no batch differs. `before`: only batches before this place are rebuilt."""
     wanted = [(rank, b) for rank, b in batches if before is None or b.row.place < before]
     if not wanted:
         return None

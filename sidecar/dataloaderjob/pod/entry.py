@@ -41,7 +41,7 @@ S = TypeVar("S")
 _RAYS = ("session_*", "ray_current_cluster")
 POLL_S = 0.05
 MAX_RAY_EXITS = 3
-"""Number of consecutive exits because of Ray after which the pod gives up, even if Ray seems to be alive."""
+"""The pod gives up after this number of consecutive exits because of Ray, even if Ray seems to be alive."""
 TERMINATION_LOG = Path("/dev/termination-log")
 """File whose text the kubelet reports as a container's last message. If the file is empty, the kubelet reports the last
 lines of the output. Ray's processes write to the output as they end."""

@@ -83,8 +83,8 @@ class Feeders:
             self._empty_since = time.monotonic()
 
     def counts(self) -> tuple[int, int, float]:
-        """Returns a tuple: the number of feeders, the number of serving feeders, and the time since which the pod has
-        had no feeder. The time is valid only if there is no feeder."""
+        """Returns a tuple: the number of feeders, the number of serving feeders, and the time since which there has
+        been no feeder. The time is valid only while there is none."""
         with self._lock:
             return len(self._serving), sum(self._serving.values()), self._empty_since
 

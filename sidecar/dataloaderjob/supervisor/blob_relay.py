@@ -102,8 +102,7 @@ class BlobRelay:
     def serve(self, sock: socket.socket, digest: str, nbytes: int, address: Address | None) -> None:
         """Sends a blob to a feeder, or names another feeder that has it. If this process lacks the blob, requests it
         from a sidecar first. If no sidecar uploads it in time, answers "gone". `address`: the address at which the
-        feeder will serve the blob to others; None if it will not serve the blob. Raises OSError,
-        RemoteProtocolError."""
+        feeder will serve the blob to others; None if it will not. Raises OSError, RemoteProtocolError."""
         if not self._wait(digest, nbytes):
             sockets.send_message(sock, {"type": "gone"})
             return

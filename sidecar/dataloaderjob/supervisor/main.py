@@ -78,7 +78,7 @@ class Supervisor:
         self._asked_for_memory_at = self._measured_at = 0.0
         self._stopping = False
         self._ending: set[int] | None = None
-        """Feeders that must end because the job has ended; None before the end, and after they have been ended."""
+        """Feeders that must still be ended at the end of the job; otherwise None."""
         self._ended = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)

@@ -24,7 +24,7 @@ def to_message(batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
 def from_message(message: Any) -> pa.RecordBatch:
     """Unpacks a message into memory of its own. Raises RemoteProtocolError if the message is malformed, because pyarrow
     would follow its offsets to any place in memory. Also raises it if the message has far more elements than bytes,
-    because such a result could take any amount of memory when it is written."""
+    because writing the result could then take any amount of memory."""
     if type(message) is not np.ndarray:
         raise RemoteProtocolError(f"a feeder sent a {type(message).__name__} instead of results")
     try:

@@ -117,7 +117,8 @@ def _reasons(found: Analysis) -> Iterator[str]:
 
 
 def _reasons_on_cluster(found: Analysis) -> Iterator[str]:
-    """Yields the job's own verdict, which is based on more data than the watch, and the lack of CPUs, if any."""
+    """Yields the job's own verdict, which is based on more data than the watch. Also yields the lack of CPUs, if
+    any."""
     if verdict := found.data.about.get("verdict"):
         yield f"The job's verdict on its last minute: {verdict}."
     if found.queued > OVERLOADED:

@@ -10,10 +10,10 @@ output in files that only grow. This process sends the read ends of three pipes 
 rather than sockets because user code may open /dev/stdout. The third pipe reports that the feeder serves and, by
 closing, that the feeder has ended.
 
-On an existing Ray cluster, the feeder receives the feeders' key and variables as arguments, and keeps blobs in a folder
-of the node's Ray session. Ray may kill this process at any time, so a separate shell process removes the folder after
-the job's last feeder on that node has ended. If the feeder's lease has expired, this process asks Ray not to restart
-it.
+On an existing Ray cluster, the feeder receives the feeders' key and variables as arguments. It keeps blobs in a folder
+of the node's Ray session, which must be removed after the job's last feeder on that node. A separate shell process
+removes it, because Ray may kill the actor at any time. If the feeder's lease has expired, this process asks Ray not to
+restart it.
 
 On one machine, Ray forwards workers' output to the driver that started them, which shows them as lines `[feeder-0]
 ...`. A supervisor that adopted its feeders is a different driver. Therefore, `show` removes Ray's filter by driver, as
