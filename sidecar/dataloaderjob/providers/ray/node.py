@@ -1,11 +1,11 @@
 """Ray's processes on one node, which are started, watched and ended together. `local` and `pod` use this module.
 
-`ray start` runs in its own session, without a dashboard or client server. The node has a small object store, and uses
-token authentication. Feeders are placed by a resource named "feeder". Unless user code may start tasks, the node has no
-CPUs, so that Ray starts no workers before they are needed. `--block` is not used, because it would kill the raylet and
-all feeders as soon as the GCS dies. Ray's processes may survive a SIGTERM. This module therefore records a pidfd for
-every process of the session, and kills the processes that are left after the grace period. This module does not import
-Ray.
+`ray start` runs in its own session, without a dashboard or client server. The node has a small object store, and
+authenticates with the cluster's token, if any. Feeders are placed by a resource named "feeder". Unless user code may
+start tasks, the node has no CPUs, so that Ray starts no workers before they are needed. `--block` is not used, because
+it would kill the raylet and all feeders as soon as the GCS dies. Ray's processes may survive a SIGTERM. This module
+therefore records a pidfd for every process of the session, and kills the processes that are left after the grace
+period. This module does not import Ray.
 """
 
 from __future__ import annotations
