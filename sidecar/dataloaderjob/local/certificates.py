@@ -53,4 +53,4 @@ class RunCertificates:
             new.mkdir(parents=True, mode=0o700, exist_ok=True)
             for name, content in zip(FILES, (made.authorities, made.certificate, made.key), strict=True):
                 folders.write(new / name, content)
-            new.rename(folder)  # whole or not at all
+            new.rename(folder)  # atomic, so that no reader finds a part of the files

@@ -131,7 +131,7 @@ class History:
         live = {_trainer(receiver): int(receiver["receiver"]) for receiver in snapshot.receivers}
         total, ended = self.total.copy(), _counters(status["totals"])
         for trainer, pid in self._live.items():
-            # These counters were added while the receiver was live, and the totals of ended ones now include them.
+            # Added while the receiver was live. The totals of ended receivers now include these counters.
             if live.get(trainer) != pid:
                 total.subtract(self._read[trainer])
         for receiver in snapshot.receivers:

@@ -71,7 +71,7 @@ def _others_who_write(path: Path, found: os.stat_result) -> str:
     if not found.st_mode & stat.S_IWGRP:
         return ""
     with contextlib.suppress(OSError):  # a file system without such lists
-        if _ACCESS_LIST in os.listxattr(path):  # the group's bits then limit all entries of the list
+        if _ACCESS_LIST in os.listxattr(path):  # the group's bits then limit the list's entries
             return "somebody on its access control list"
     return _others_in_group(found)
 

@@ -140,7 +140,7 @@ def _other_keys(left: bytes, right: bytes) -> str:
 def _same(x: Any, y: Any) -> bool:
     try:
         return bool(x == y)
-    except Exception:  # user code
+    except Exception:  # user code may raise anything
         return False
 
 

@@ -426,7 +426,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="starts, replaces and scales the feeders of one job")
     parser.add_argument("--settings", type=Path, required=True, help="JSON file of SupervisorSettings")
     log_lines("supervisor: %(levelname)s %(message)s")
-    allow_all_files()  # for the connections of sidecars, feeders and unknown peers
+    allow_all_files()  # each sidecar, feeder and unknown peer has a connection
     try:
         supervisor = Supervisor(load(SupervisorSettings, parser.parse_args().settings))
     except (DataLoaderJobError, OSError) as exc:

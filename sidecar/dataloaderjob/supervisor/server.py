@@ -231,7 +231,7 @@ class SupervisorServer:
                 newest = self._feeders.get(process) is peer
                 if newest:
                     del self._feeders[process]
-            if ready:  # else the instance and the address may be another feeder's
+            if ready:  # otherwise, the instance and the address may be another feeder's
                 self._relay.left((endpoint.host, endpoint.port))
                 self._state.costs(endpoint.instance, None)
                 if newest:

@@ -46,7 +46,7 @@ class Inputs(Dataset[tuple[int, Any]]):
         seed_sample(_SEED, index, index)
         try:
             return index, self._dataset[index]
-        except StopIteration as exc:  # which would end the loop over the loader
+        except StopIteration as exc:  # it would end the loop over the loader
             raise RuntimeError("the dataset raised StopIteration") from exc
 
 
@@ -99,7 +99,7 @@ class Apply:
             return self._collate_fn(samples)
         try:
             return default_collate(samples)
-        except Exception as exc:  # lengths that differ, types that it does not know
+        except Exception as exc:  # for example, different lengths or unknown types
             raise InputError(
                 f"torch's default_collate cannot collate the samples of {shown(rows)}: {exc}. Use "
                 "--collate-fn to name a function in the script that can"
@@ -154,7 +154,7 @@ def _column(name: Any, value: Any, rows: range) -> pa.Array:
         raise InputError(f"column names must be strings, but the result for {shown(rows)} has {name!r}")
     try:
         array = as_arrow(value)
-    except Exception as exc:  # from whichever library the object belongs to
+    except Exception as exc:  # the object's library may raise anything
         raise InputError(
             f"column {name!r} of the result for {shown(rows)} cannot be written: {exc}; {REMEDY}"
         ) from exc
