@@ -1,6 +1,6 @@
 """`python -m dataloaderjob.local --dir DIR --feeders N`: forks the feeder host, then becomes the private service.
 
-The host imports torch, which takes longer than the rest of the startup. For this reason, it is forked before this
+The host imports torch, which takes longer than the rest of the startup. The host is therefore forked before this
 process imports anything that is not essential. DIR is the private folder that the first rank created
 (`trainer.session.private`).
 """

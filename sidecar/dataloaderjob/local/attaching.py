@@ -1,5 +1,5 @@
-"""Trainers that the user starts: the variables that attach a shell's processes to a run, the messages about processes
-that come and go, and the time without attached processes after which the feeders stop. Pure, except `find_attachable`.
+"""Trainers that the user starts and attaches to a run. This module has the variables that attach them, the messages
+about them, and the policy that stops all feeders while no trainer is attached. It is pure, except `find_attachable`.
 
     BUSY      feeders run
     STOPPING  the supervisor was asked to stop all feeders
@@ -25,12 +25,12 @@ from dataloaderjob.core.places import (
 from dataloaderjob.local.status import LiveRun, live_runs
 
 VARIABLES = (SOCKET_VARIABLE, FEEDERS_VARIABLE, PREFETCH_VARIABLE, ALLOW_PICKLE_VARIABLE, RECORD_VARIABLE)
-"""All environment variables that attach a process. Variables that a run does not set are unset, because an earlier run
-may have set them."""
+"""All environment variables that attach a process. `exports` unsets those that the run does not set, because an earlier
+run may have set them."""
 
 
 def how_to_attach(name: str) -> str:
-    """Returns a shell command. Processes that the same shell starts afterwards attach to the run as trainers."""
+    """Returns a shell command. Processes that the same shell starts later attach to the run as trainers."""
     return f'eval "$(dataloaderjob env {shlex.quote(name)})"'
 
 
@@ -126,7 +126,7 @@ TRANSITIONS: dict[tuple[Activity, Change], Activity] = {
     (Activity.IDLE, Change.ATTACHED): Activity.BUSY,
     (Activity.IDLE, Change.SCALED): Activity.BUSY,
 }
-"""A pair of state and change that is not listed has no effect."""
+"""A pair of activity and change that is not listed has no effect."""
 
 
 class Idleness:
@@ -139,8 +139,8 @@ class Idleness:
         """Number of feeders to start again when a process attaches."""
 
     def look(self, num_attached: int, desired: int | None, now: float) -> int | None:
-        """Returns the number of feeders to request, or None for no change. `desired`: the supervisor's number; None
-        while it is unknown."""
+        """Returns the number of feeders to request, or None for no change. `desired`: the number of feeders that the
+        supervisor keeps; None while unknown."""
         if num_attached:
             self._alone_since = now
             return self._feeders if self._move(Change.ATTACHED) else None

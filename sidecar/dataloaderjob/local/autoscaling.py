@@ -1,5 +1,5 @@
-"""The autoscaling of `dataloaderjob run` in mode Auto. The policy is the same as on a cluster, but limited to the CPUs
-of this machine."""
+"""The autoscaling of `dataloaderjob run` in mode Auto. The policy is the cluster's, limited to the CPUs of this
+machine."""
 
 from __future__ import annotations
 

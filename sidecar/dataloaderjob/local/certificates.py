@@ -1,4 +1,4 @@
-"""The certificates of a run on this machine whose manifest has `spec.loader.tls: true`. The run is its own
+"""The certificates of a run on this machine whose manifest has `spec.loader.tls: true`. The run is its own certificate
 authority."""
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def _now() -> datetime:
 
 
 class RunCertificates:
-    """The writer of a run's certificates. It writes each generation when the generation is due."""
+    """The writer of a run's certificates. It writes each generation of certificates when it is due."""
 
     def __init__(self, home: Path, clock: Callable[[], datetime] = _now) -> None:
         """Raises InputError if the library for certificates is not installed."""
@@ -53,4 +53,4 @@ class RunCertificates:
             new.mkdir(parents=True, mode=0o700, exist_ok=True)
             for name, content in zip(FILES, (made.authorities, made.certificate, made.key), strict=True):
                 folders.write(new / name, content)
-            new.rename(folder)  # whole or not at all
+            new.rename(folder)  # atomic, so that no reader finds a part of the files

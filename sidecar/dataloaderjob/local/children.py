@@ -1,5 +1,5 @@
 """Named child processes, and a single-threaded loop over file descriptors, timers and signals. The loop reports each
-child's output line by line, and its end, which a pidfd signals."""
+line of a child's output, and each child's end."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ OnLine = Callable[[str, bool], None]
 
 
 class Loop(processes.Loop):
-    """A loop over file descriptors with timers, which also passes signals to a callback."""
+    """A loop over file descriptors, timers and signals."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -49,7 +49,7 @@ class Loop(processes.Loop):
         self.later(period_s, again)
 
     def signals(self, numbers: tuple[signal.Signals, ...], callback: Callable[[int], None]) -> None:
-        """Passes these signals to `callback`, within the loop instead of at an arbitrary moment."""
+        """Passes these signals to `callback`, which the loop calls between other callbacks."""
         self._on_signal = callback
         signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
         for number in numbers:
@@ -79,7 +79,7 @@ class Loop(processes.Loop):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Command:
-    """A command to start. It gets its own session, so that a terminal's Ctrl-C does not reach it twice."""
+    """A command to start. It gets its own session, so that Ctrl-C in a terminal does not reach it twice."""
 
     name: str
     args: Sequence[str]

@@ -1,7 +1,7 @@
-"""The service on this machine: Ray or the feeder host, the supervisor and the sidecar. They are started in one folder,
-watched, and restarted if they end.
+"""The service on this machine: Ray or the feeder host, the supervisor and the sidecar. This module starts them in one
+folder, watches them, and restarts any that end.
 
-`restarts` makes the decisions, and this module carries them out. Everything carries the run's tag, so that `close` can
+`restarts` makes the decisions, and this module carries them out. All processes carry the run's tag, so `close` can
 leave no process, socket, shared memory or folder behind. `reaper` does the same if this process itself is killed.
 """
 
@@ -59,9 +59,9 @@ HOST_UP_S = 120.0
 """Deadline in seconds for the start of the host, which imports torch, possibly from a cold disk."""
 LOOK_S = 0.2
 END_S = 15.0
-"""Seconds that a supervisor has to end its feeders."""
+"""Seconds to wait for a supervisor to end its feeders."""
 GRACE_S = 0.5
-"""Seconds that Ray's processes have to end; they have nothing to save."""
+"""Seconds between SIGTERM and SIGKILL for the service's parts, which have nothing to save."""
 LAST_WORDS = 5
 RENEW_S = 600.0
 """Interval in seconds between checks for certificates that are due."""
@@ -88,9 +88,9 @@ class LocalCluster:
     ) -> None:
         """Creates the folder. Raises InputError for settings that cannot work, and then leaves nothing behind.
 
-        `run_id`, `folder`, `host`: the tag, folder and feeder host of a private service, which exist before the service
-        itself. `record`: the folder of the run's record, which then also keeps the data for a report. Without a record,
-        this data is removed when the run ends.
+        `run_id`, `folder`, `host`: the tag, folder and feeder host of a private service, if they already exist.
+        `record`: the folder of the run's record, which then also keeps the data for a report. Without a record, this
+        data is removed when the run ends.
         """
         self.plan = plan
         self.run_id = run_id or secrets.token_hex(8)
@@ -114,7 +114,7 @@ class LocalCluster:
         self._words: dict[str, deque[str]] = {}
         self._reaper: Any = None
         self._forks = folder is not None
-        """True if parts are forked. This is the case in a private service until this process has a second thread."""
+        """True if parts are forked: in a private service, until this process has a second thread."""
         self._closed = False
         self._sidecar_over = False
         self._heads: Heads | None = None
@@ -160,12 +160,12 @@ class LocalCluster:
         self._poller.scale_to(feeders)
 
     def forget_feeders(self) -> None:
-        """Makes the next number given to `raise_to` apply, regardless of the number requested before."""
+        """Makes the next call of `raise_to` apply even if an earlier request was higher."""
         self._started_with = 0
         self._poller.forget_feeders()
 
     def tell(self, about: Mapping[str, Any]) -> None:
-        """Replaces the `about` that was passed to `start` in the file that lets other commands find this run."""
+        """Rewrites the file through which other commands find this run. `about` replaces the argument of `start`."""
         found = {
             "pid": os.getpid(), "run": self.run_id, "job": self.plan.job, "port": self._port.number,
             "socket": self.socket, "report": None if self._keeper is None else str(self._keeper.folder),
@@ -178,7 +178,7 @@ class LocalCluster:
         return {**env, places.RUN_VARIABLE: self.run_id}
 
     def start(self, about: Mapping[str, Any]) -> None:
-        """Starts all parts and returns. `about` goes into the file that lets other commands find this run.
+        """Starts all parts and returns. `about`: facts for the file through which other commands find this run.
 
         Raises InputError, OSError.
         """
@@ -207,7 +207,7 @@ class LocalCluster:
             self._keeper.tell(who, kind, what)
 
     def _new_keeper(self, about: Mapping[str, Any]) -> Keeper | None:
-        """Starts collecting data for a report; if the folder is not writable, only the report is lost."""
+        """Starts collecting data for a report. If the folder is not writable, warns and returns None."""
         folder = self.home / REPORT
         if self._record is not None:
             folder = self._record / REPORT / f"{time.time_ns()}-{os.getpid()}"
@@ -360,8 +360,8 @@ class LocalCluster:
                 self._show("", line, True)
 
     def _on_host(self, line: str, is_err: bool) -> None:
-        """Shows output of the host. Lines without a feeder's name come from the host itself, or from code that feeders
-        share, such as modules during import."""
+        """Shows output of the host. Lines without a feeder's name come from the host itself or from modules that it
+        imports for all feeders."""
         if is_err or not self._on_feeder(line, is_err):
             self._log(ServicePart.HOST, line)
             if is_err or not line.startswith('{"pid"'):
@@ -381,14 +381,14 @@ class LocalCluster:
             out.write(line + "\n")  # a full disk does not end the run
 
     def _dump(self, name: str, settings: Any) -> None:
-        """Writes settings once, and again only if they change, so that a restart does not fail on a full disk."""
+        """Writes settings only if they have changed, so that a restart does not fail on a full disk."""
         if self._written.get(name) != settings:
             with folders.room(self.home, InputError):
                 dump(settings, self.home / f"{name}.json")
             self._written[name] = settings
 
     def _look(self) -> None:
-        """Handles everything that depends on the time or on the last status rather than on an event."""
+        """Handles everything that follows from the time or from the last status."""
         if self._closed:
             return
         self._do(self.policy.due(time.monotonic()))
@@ -396,9 +396,8 @@ class LocalCluster:
         if supervisor is None or status.get("pid") != supervisor.pid:
             return
         self._do(self.policy.serves(ServicePart.SUPERVISOR))
-        if self._starter is ServicePart.HOST and status.get(
-            "ready"
-        ):  # the host listens before it has imported torch, or failed to
+        # The host listens before it has imported torch, so only a ready feeder shows that it works.
+        if self._starter is ServicePart.HOST and status.get("ready"):
             self._do(self.policy.serves(ServicePart.HOST))
         if self.policy.old and status.get("ready") == status.get("desired"):
             self._do(self.policy.settled())
@@ -416,8 +415,8 @@ class LocalCluster:
                 os.unlink(self.socket)
 
     def _end_external_feeders(self) -> None:
-        """Makes the supervisor end its feeders on a cluster that outlives this run. If that fails, the feeders end when
-        their lease expires."""
+        """Makes the supervisor end its feeders on an existing Ray cluster. If that fails, the feeders end when their
+        lease expires."""
         supervisor = self._children.get(ServicePart.SUPERVISOR)
         if self.plan.external is None or supervisor is None or not self.snapshot.supervisor.get("ray"):
             return

@@ -1,5 +1,5 @@
-"""Output of a run: prefixed lines of its processes, and a summary at the end. On a terminal, a table is shown below the
-lines; any other output gets progress lines. This module also renders the output of `dataloaderjob status`.
+"""The output of a run: prefixed lines of its processes, and a summary at the end. A terminal also shows a table below
+the lines; any other output gets progress lines. This module also renders the output of `dataloaderjob status`.
 
 `rich` is imported only in this module, when a table is drawn.
 """
@@ -28,15 +28,15 @@ from dataloaderjob.local.status import History, LiveRun
 from dataloaderjob.local.verdicts import TOO_FEW, verdict_of
 
 HELD_S = 0.1
-"""Lines that arrive within this time are written together. Otherwise, a flood of lines would redraw the table for each
+"""Seconds within which arriving lines are written together. Otherwise, a flood of lines would redraw the table for each
 line, and each redraw writes one to two thousand characters."""
 HELD_CHARS = 1 << 16
 WATCH_LIVE_S = 1.0
 WATCH_LINES_S = 10.0
 OUTPUT_LINES = 6
-"""Number of lines of a terminal that are reserved for output above the table."""
+"""Number of terminal lines that are reserved for output above the table."""
 MIN_LINES = 6
-"""Minimum height of a table. With fewer lines, there is no room for a row of each kind, and only the title is shown."""
+"""Minimum height of a table in lines. With fewer lines, only the title is shown."""
 NONE = "-"
 STYLES = {"ready": "green", "placing": "yellow", "draining": "yellow", "backoff": "red", "lost": "red"}
 """The color in which a feeder's state is shown."""
@@ -48,9 +48,9 @@ _MOVES = re.compile(
 
 
 class Console:
-    """The output of lines as they arrive and, on a terminal, of a table of the run below them. The terminal's settings
-    are never changed, so nothing has to be restored when this process ends. (rich.live hides the cursor, and redraws
-    the table for each line above it, which takes 3 to 6 ms.)"""
+    """The output of a run: lines as they arrive and, on a terminal, a table below them. The terminal's settings are
+    never changed, so this process can end without restoring them. rich.live is not used, because it hides the cursor,
+    and spends 3 to 6 ms on redrawing the table for each line."""
 
     def __init__(
         self,
@@ -169,8 +169,8 @@ class Table:
 
 
 def table_of(job: str, history: History, *, desired: int | None = None, notes: Sequence[str] = ()) -> Table:
-    """Builds the table of a run. `desired`: the number of wanted feeders, used until the supervisor reports it.
-    `notes`: notes to show before those of the supervisor."""
+    """Builds the table of a run. `desired`: the number of wanted feeders, until the supervisor reports it. `notes`:
+    notes to show before the supervisor's."""
     last, rates = history.last, history.rates()
     batches, gb, stall = _cells(rates)
     wanted = desired if last.desired is None else last.desired
@@ -221,8 +221,8 @@ def rank_rows(history: History) -> tuple[RankRow, ...]:
 
 
 def note_line(notes: Iterable[str], failures: Iterable[Mapping[str, Any]] = ()) -> str:
-    """Formats one line: the newest failure, or the first note if there is no failure, and the number of further
-    failures and notes."""
+    """Formats one line: the newest failure or, without failures, the first note. The number of other failures and notes
+    follows."""
     texts = [
         ": ".join(filter(None, (f"rank {f['rank']}", f.get("feeder", ""), f.get("reason", ""), f.get("text", ""))))
         for f in reversed(list(failures))
@@ -275,7 +275,8 @@ def can_draw(env: Mapping[str, str]) -> bool:
 
 
 def draw_table(table: Table, *, width: int, height: int) -> str:
-    """Returns whole lines, none wider than `width`. Colors follow TERM, COLORTERM and NO_COLOR."""
+    """Returns the table as text of at most `height` lines, none wider than `width`. Colors follow TERM, COLORTERM and
+    NO_COLOR."""
     from rich.console import Console as Screen
     from rich.rule import Rule
     from rich.table import Table as Grid

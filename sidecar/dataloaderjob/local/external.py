@@ -1,5 +1,4 @@
-"""A Ray cluster that exists independently of the run: what a run requires of it, and the check before anything is
-started."""
+"""An existing Ray cluster for a run: its description, and the check before anything is started."""
 
 from __future__ import annotations
 
@@ -45,10 +44,10 @@ class ExternalRay:
 
 
 def ray_env(env: Mapping[str, str], inherited: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment for a driver on an existing cluster. `env`: the environment that contains the user's
-    variables for Ray's authentication. `inherited`: all other variables, without Ray's."""
+    """Returns the environment for a driver on an existing cluster. `env`: contains the user's variables for Ray's
+    authentication. `inherited`: all other variables, without Ray's."""
     auth = {name: env[name] for name in AUTH_VARIABLES if name in env}
-    # Ray's own default demands the same patch version of Python.
+    # By default, Ray requires the same patch version of Python.
     return {
         **inherited,
         **auth,

@@ -1,7 +1,7 @@
 """The forking of the private service's processes, which then share the modules that the service has imported.
 
-Starting an interpreter for each process would take CPU time from the import of torch, and the first batch waits for
-that import. The feeder host is forked before anything else, so this module imports only what it needs.
+A new interpreter for each process would compete with the import of torch for CPU time. The first batch waits for that
+import. The feeder host is forked before anything else, so this module imports only what it needs.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ Forked = tuple[int, int, int]
 
 
 def environments(env: Mapping[str, str]) -> tuple[dict[str, str], dict[str, str]]:
-    """Returns the environment for the sidecar and the supervisor, and the environment for feeders, in which they can
-    import the trainer's modules."""
+    """Returns two environments: one for the sidecar and the supervisor, and one for feeders, which can import the
+    trainer's modules."""
     own = {
         k: v
         for k, v in env.items()
         if k not in RANK_VARIABLES and not k.startswith(("DATALOADERJOB_", "RAY_"))
     }
-    feeders = {**own, "PYTHONHASHSEED": own.get("PYTHONHASHSEED") or "0"}  # all order sets alike
+    feeders = {**own, "PYTHONHASHSEED": own.get("PYTHONHASHSEED") or "0"}  # all feeders order sets alike
     if path := env.get(PATH_VARIABLE):
         feeders["PYTHONPATH"] = path
     return own, feeders
@@ -58,8 +58,8 @@ def fork_host(folder: str) -> Forked:
 
 
 def fork(name: str, command: Sequence[str], env: Mapping[str, str], cwd: str | Path) -> Forked:
-    """Runs one of this package's commands, which begin with PYTHON, in a forked process with its own session. The
-    command runs as in a new interpreter.
+    """Runs one of this package's commands in a forked process with its own session, as in a new interpreter. `command`
+    begins with PYTHON.
 
     The calling process must have no other thread, and must have been started with the PYTHONHASHSEED that its children
     need.

@@ -42,8 +42,8 @@ class RayHead(RayNode):
         env: Mapping[str, str] = os.environ,
         cwd: Path | None = None,
     ) -> None:
-        """`folder` is created by `start`; the caller removes it after `stop`. `num_feeders`: the maximum number of
-        feeders. `cwd`: the working directory of feeders, and of the user code in them; if None, `folder`.
+        """`folder`: `start` creates it; the caller removes it after `stop`. `num_feeders`: the maximum number of
+        feeders. `cwd`: the working directory of feeders and their user code; None for `folder`.
 
         Raises InputError if the folder's path is too long for Ray's Unix sockets.
         """
@@ -83,7 +83,7 @@ class RayHead(RayNode):
     def address(self) -> str:
         """host:port of the GCS. Raises OSError before the head is up.
 
-        The address is known 2 s before the head is up, but a driver that connects before the raylet has registered
+        The address is known 2 s before the head is up. However, a driver that connects before the raylet has registered
         retries only every few seconds.
         """
         return self.address_path.read_text().strip()

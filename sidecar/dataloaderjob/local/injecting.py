@@ -1,5 +1,5 @@
 """`dataloaderjob inject`: adds the sidecar to the pod templates in a file. The sidecar is then reviewed and committed
-with the file, and queues such as Kueue's count its resources."""
+with the file, and queues such as Kueue count its resources."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ HINTS: Mapping[tuple[str, str], str] = {
         f"its templates are not pod templates: add the label {LABEL} to their metadata.labels"
     ),
 }  # fmt: skip
-"""Kinds whose pods cannot be injected through pod templates, by API group and name, each with the remedy."""
+"""Kinds whose pod templates cannot be injected, by API group and name, each with the remedy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,7 +56,7 @@ class Request:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Injected:
-    """The result: the text with all sidecars, and what was changed."""
+    """The result of an injection: the text with all sidecars, and a summary of the changes."""
 
     text: str
     changed: bool
@@ -67,7 +67,7 @@ class Injected:
 
 @dataclass(slots=True)
 class _Work:
-    """The progress through one file."""
+    """The state of the injection into one file."""
 
     request: Request
     jobs: Sequence[DataLoaderJob]
@@ -139,7 +139,7 @@ class _Work:
             )
 
     def _misplaced(self, data: Any, templates: Sequence[FoundTemplate], document: Document) -> None:
-        """Reports the label if it is on an object but not on the object's pods."""
+        """Adds a notice if an object has the label but its pods do not."""
         with_own = [template for template in templates if template.path]
         if with_own and LABEL in _labels(data) and not any(LABEL in _labels(t.template) for t in with_own):
             self.notices.append(
@@ -149,8 +149,8 @@ class _Work:
 
 
 def injected_text(text: str, request: Request, jobs: Sequence[DataLoaderJob] = ()) -> Injected:
-    """Injects all pod templates in a text. `jobs`: the jobs in the request's manifest file; if the request names none,
-    the jobs in the text itself also count.
+    """Injects the sidecar into the pod templates in a text. `jobs`: the jobs in the request's manifest file. If the
+    request names no manifest file, the jobs in the text are used.
 
     Raises InputError if a template cannot be injected, or if the text has no template to inject.
     """
@@ -185,7 +185,7 @@ def _edited(text: str, wanted: list[Any], source: str) -> str:
 
 
 def run(request: Request, output: str | None, *, in_place: bool) -> None:
-    """Reads a file, injects its templates and writes the result. Raises InputError; nothing is written then."""
+    """Reads a file, injects its templates and writes the result. Raises InputError before anything is written."""
     if in_place and (output is not None or request.source == STDIN):
         raise InputError("--in-place changes the file given with -f: omit -o, and name a file")
     if request.source == request.manifest == STDIN:
@@ -262,7 +262,7 @@ def _part(data: Any, path: Path) -> Any:
 
 
 def _with_part(data: Any, path: Path, value: Any) -> Any:
-    """Sets a part of a document. Returns the document, which is the value itself if the path is empty."""
+    """Sets a part of a document, and returns the document. If the path is empty, returns `value`."""
     if not path:
         return value
     _part(data, path[:-1])[path[-1]] = value

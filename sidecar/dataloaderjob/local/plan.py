@@ -34,8 +34,8 @@ from dataloaderjob.local.service_plan import ServicePlan
 from dataloaderjob.providers.provider import RAY
 
 FAILING_GRACE_S = 5.0
-"""Seconds that other trainers have to end after one has failed. A DDP peer of a failed rank notices the failure and
-fails by itself within a second or two."""
+"""Seconds to wait for the other trainers to end after one has failed. A DDP peer of a failed rank notices the failure
+and fails by itself within a second or two."""
 ENDING_GRACE_S = 10.0
 EXIT_OK = 0
 EXIT_BROKEN = 1
@@ -62,7 +62,8 @@ class TrainerPlan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AttachPlan:
-    """Variables and limits of trainers that others start. The socket's path is known only at run time."""
+    """Variables and limits of trainers that the run does not start itself. The socket's path is known only at run
+    time."""
 
     env: Mapping[str, str]
     processes: int

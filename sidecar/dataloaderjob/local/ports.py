@@ -11,8 +11,7 @@ RAYS_AGENT = 52365
 class ReservedPort:
     """A port of 127.0.0.1 that the system assigns to no other process until `close`.
 
-    Until then, a process that knows the number can listen on the port any number of times, provided that it sets
-    SO_REUSEADDR, as servers usually do.
+    Until then, a process that knows the number can listen on the port if it sets SO_REUSEADDR, as servers usually do.
     """
 
     def __init__(self) -> None:

@@ -1,13 +1,14 @@
 """The reaper: a separate process that ends all processes of a run if the run's own process is killed. Its command is
 `python -m dataloaderjob.local.reaper PID RUN_ID HOME [FOLDER]`.
 
-In a session of its own, the reaper waits for the run's own process to end. Then it ends everything that carries the
-run's tag, and removes the run's folder. It also removes a private service's folder, unless another service has taken
-over the folder by then. A run that ends by itself also ends its reaper.
+The reaper has its own session. It waits for the run's own process to end. Then it ends all processes that carry the
+run's tag, and removes the run's folder. It also removes a private service's folder, unless another service owns the
+folder by then. A run that ends by itself also ends its reaper.
 
-The tag is an environment variable that every process of a run inherits. Processes may outlive their parents and leave
-their sessions (torchrun's workers, Ray's agents), but their initial environment stays readable in /proc. Only processes
-of this user are considered. The reaper starts in parallel with the import of torch, and imports only what it needs.
+The tag is an environment variable that every process of a run inherits. Processes such as torchrun's workers and Ray's
+agents may outlive their parents and leave their sessions, but their initial environment stays readable in /proc. Only
+processes of this user are considered. The reaper starts in parallel with the import of torch, and imports only what it
+needs.
 """
 
 from __future__ import annotations
@@ -27,13 +28,13 @@ from dataloaderjob.core import folders, places
 
 GRACE_S = 1.0
 EXEC_S = 0.03
-"""Pause in seconds before searching again if no process was found, because a process in execve has no environment for a
+"""Seconds before the search is repeated if it has found no process. During execve, a process has no environment for a
 moment."""
 
 
 def command(run_id: str, home: Path, folder: Path | None = None) -> list[str]:
-    """Returns the command line of this process's reaper. `folder`: the folder of this process if it is a private
-    service."""
+    """Returns the command line of this process's reaper. `folder`: the private service's folder, if this process is
+    one."""
     words = [str(os.getpid()), run_id, str(home), *([] if folder is None else [str(folder)])]
     return [sys.executable, "-P", "-m", "dataloaderjob.local.reaper", *words]
 
@@ -68,8 +69,8 @@ def give_up(folder: Path, pid: int) -> None:
 
 
 def is_anothers(folder: Path, pid: int) -> bool:
-    """Returns True if a service other than `pid` owns this folder, because the folder was removed and a rank recreated
-    it."""
+    """Returns True if a service other than `pid` owns this folder. This happens if the folder was removed and a rank
+    created it again."""
     return service_of(folder) not in (None, pid)
 
 
@@ -147,7 +148,7 @@ def _wait(pidfds: Iterable[int], timeout_s: float) -> None:
 
 
 def _has(pid: int, run_id: str) -> bool:
-    """Returns True if a process carries the tag; False for a zombie, an ended process, or one of another user."""
+    """Returns True if a process carries the tag; False for a zombie, an ended process, or another user's process."""
     try:
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
     except OSError:

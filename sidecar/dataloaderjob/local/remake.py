@@ -1,7 +1,7 @@
 """The rebuilding of a record's batches to obtain their digests. A child process rebuilds the batches of each bundle.
 
-A process takes on the state of a bundle's trainer, so it can load only one bundle. Output of user code goes to standard
-error.
+A child takes on the state of one bundle's trainer, so it can load only that bundle. Output of user code goes to
+standard error.
 """
 
 from __future__ import annotations

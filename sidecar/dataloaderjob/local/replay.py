@@ -37,8 +37,8 @@ class Replay:
     def make(self, *, debug: bool, trusted: Collection[str] = ()) -> None:
         """Loads the recorded code and data, and rebuilds the batch.
 
-        Raises InputError if the code or data cannot be loaded, or belong to a user other than this one, root and those
-        in `trusted`.
+        Raises InputError if the code or data cannot be loaded. Also raises it if their owner is not this user, root or
+        a user in `trusted`.
         """
         piece, row = self.found
         bundle = piece.bundle(row)
@@ -95,8 +95,8 @@ class Replay:
 
 
 def stepping(dataset: Any, debugger: pdb.Pdb) -> Any:
-    """Returns a dataset that loads the samples of `dataset` under the debugger, which stops at the first line of the
-    dataset's code."""
+    """Returns a dataset that loads the samples of `dataset` under the debugger. The debugger stops at the first line of
+    the dataset's code."""
 
     class Stepping:
         def __getitem__(self, key: Any) -> Any:

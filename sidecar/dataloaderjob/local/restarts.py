@@ -1,9 +1,9 @@
 """Restart policy of the service's parts. Pure: no processes, no clock.
 
 The parts are the sidecar, the supervisor and the part that starts feeders: a Ray head, or the feeder host. The sidecar,
-the supervisor and the host are restarted independently, because the supervisor waits for a host. A head without its GCS
-or raylet is replaced by a new one, and the supervisor is restarted against the new head. The old head is kept while its
-feeders are alive, until the feeders of the new head are registered. Some feeders thus serve at all times.
+the supervisor and the host are restarted independently. If a head's GCS or raylet ends, a new head replaces the head,
+and the supervisor is restarted for the new head. If the old head's feeders are alive, the old head is kept until the
+new head's feeders are registered. Some feeders thus serve at all times.
 
     ABSENT    not started, or waiting for a restart
     STARTING  started, not usable yet
@@ -19,12 +19,13 @@ from dataloaderjob.core.processes import CRASH_WINDOW_S, MAX_CRASHES, Crashes, r
 from dataloaderjob.core.supervision import EXITS_RAY
 
 MAX_FIRST_CRASHES = 2
-"""MAX_CRASHES for a part that has never served. The sidecar gets only one attempt, because it depends on no other
-part."""
+"""The limit that replaces MAX_CRASHES for a part that has never served. The sidecar gets only one attempt, because it
+depends on no other part."""
 KEEP_OLD_S = 120.0
 """Seconds after which an old head is ended, even if the feeders of the new head are not registered yet."""
 MAX_RAY_EXITS = 2
-"""Number of consecutive supervisor exits caused by Ray after which a head that seems to be alive is replaced."""
+"""The head is replaced after this number of consecutive supervisor exits because of Ray, even if the head seems to be
+alive."""
 
 
 class ServiceState(Enum):
@@ -57,8 +58,8 @@ TRANSITIONS: dict[tuple[ServiceState, ServiceEvent], ServiceState] = {
 
 @dataclass(frozen=True, slots=True)
 class Start:
-    """The instruction to start a part. `number`: the number of the head to start, or of the head that the supervisor
-    uses."""
+    """The instruction to start a part. `number`: the number of the head, either the head to start or the one that the
+    supervisor uses."""
 
     part: ServicePart
     number: int
@@ -107,7 +108,7 @@ class RestartPolicy:
     """The restart policy. Its methods handle events and return instructions, which the caller executes in order."""
 
     def __init__(self, starter: ServicePart | None = ServicePart.HEAD) -> None:
-        """`starter`: the part that starts feeders; None for a Ray cluster that exists independently of the run."""
+        """`starter`: the part that starts feeders; None for an existing Ray cluster."""
         self.ray = starter is ServicePart.HEAD
         self.head_number = 0
         """Number of the head in use; the first is 1."""
@@ -176,7 +177,8 @@ class RestartPolicy:
         return instructions + self._died(head, why, now)
 
     def settled(self) -> list[Instruction]:
-        """Ends the old heads. Called once all wanted feeders of the head in use are registered."""
+        """Returns the instructions to end the old heads. Call it once all wanted feeders of the head in use are
+        registered."""
         ended: list[Instruction] = [StopHead(number) for number in self.old]
         self.old.clear()
         return ended
@@ -199,7 +201,7 @@ class RestartPolicy:
         return Start(part, self.head_number)
 
     def _died(self, part: _Watched, why: str, now: float) -> list[Instruction]:
-        """Restarts the part, immediately after its first crash. Gives up if the part crashes too often."""
+        """Restarts a part that has ended, immediately after its first crash. Gives up if the part crashes too often."""
         if not part.move(ServiceEvent.ENDED):
             return []
         crashes = part.crashes.add(now)

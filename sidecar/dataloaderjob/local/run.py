@@ -55,12 +55,12 @@ OUTPUT_GRACE_S = 1.5
 which polls twice a second."""
 OUTPUT_QUIET_S = 0.7
 REASON_S = 3.0
-"""Maximum wait in seconds for attached trainers to read the reason for the run's end, and to exit."""
+"""Maximum wait in seconds for attached trainers to read why the run has ended, and to exit."""
 LAST_LOOK_S = 0.2
-"""Seconds to wait for a trainer that attaches at the last moment. Trainers poll every 0.05 s."""
+"""Seconds to wait for a trainer that attaches as the run ends. Trainers poll every 0.05 s."""
 HOST_QUIET_S = 0.1
-"""Seconds without output after which no more is expected from feeders of the feeder host, which forwards their output
-immediately."""
+"""Seconds without output after which feeders of the feeder host are expected to print no more. The host forwards their
+output immediately."""
 
 
 def run(
@@ -99,8 +99,8 @@ def run(
 
 
 def recorded(planned: RunPlan, folder: Path) -> RunPlan:
-    """Returns the plan with trainers that record the batches that they consume. Raises InputError if the run's trainers
-    cannot record."""
+    """Returns the plan, changed so that trainers record the batches that they consume. Raises InputError if `folder`
+    cannot be used for a record."""
     try:
         folders.make_for_owner(folder)
         os.close(folders.enter(folder, InputError))
@@ -231,8 +231,8 @@ class Run:
         return self._lifecycle.code
 
     def _leave_reason(self, why: str) -> None:
-        """Ends the sidecar, and leaves the reason beside its socket for trainers that are attached or about to
-        attach."""
+        """Ends the sidecar, and leaves the reason beside its socket. Trainers that are attached, or are about to
+        attach, read it there."""
         pidfds = [fd for pid in self._attached.pids if (fd := pidfd_of(pid)) is not None]
         fail(Path(self._cluster.socket).parent, why)
         self._cluster.end_sidecar()
@@ -289,7 +289,7 @@ class Run:
         if feeders:
             self._console.say(f"a trainer is attached: starting {feeders} feeders")
         else:
-            self._served = True  # nothing is missing until a trainer comes
+            self._served = True  # without trainers, no feeders are awaited
             self._console.say("no trainer is attached: stopping all feeders until one attaches")
 
     def _on_signal(self, number: int) -> None:
@@ -397,7 +397,7 @@ class Run:
         if self._console.live:
             awaited = () if self._served else (f"starting: {'; '.join(self._awaited())}",)
             self._console.show(table_of(self._plan.name, self._history, desired=desired, notes=awaited))
-        elif self._idleness is None or self._attached or notes:  # a service that waits needs no line
+        elif self._idleness is None or self._attached or notes:  # a service without trainers needs no line
             text = progress_line(self._history, desired)
             self._console.say(f"{text} ({notes[0]})" if notes else text)
 

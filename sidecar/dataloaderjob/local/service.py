@@ -1,10 +1,9 @@
 """The private service of one launch, run by `local.__main__` after the feeder host is forked.
 
-The first rank starts it (`trainer.session.private`), detached, for all local ranks. The sidecar's socket is DIR/s;
-DIR/failed gives the reason if the service could not serve. The service ends after its last client and removes DIR.
-Alternatively, it stays for a while, so that the next script with the same environment can claim it
-(`trainer.session.keeping`). The service imports neither ray nor the modules that read manifests, so the packages
-installed for a trainer are sufficient.
+The first rank starts the service, detached, for all local ranks (`trainer.session.private`). The sidecar's socket is
+DIR/s. If the service cannot serve, DIR/failed contains the reason. The service ends after its last client and removes
+DIR. Alternatively, it stays for a while for the next script with the same environment (`trainer.session.keeping`). It
+imports neither ray nor the modules that read manifests, so a trainer's packages are sufficient.
 """
 
 from __future__ import annotations
@@ -37,7 +36,8 @@ from dataloaderjob.local.verdicts import VerdictFile, verdict_of
 from dataloaderjob.providers.provider import LOCAL
 
 LINGER_S = 3.0
-"""Seconds for which the service stays after its starter and the last pool are gone, because another rank may follow."""
+"""Seconds for which the service stays after its starter and the last pool are gone. Another rank may follow in that
+time."""
 UNUSED_S = 120.0
 """Seconds for which a service stays if it has never had a client. The rank that started it may take a while to reach
 its first iter()."""
@@ -63,9 +63,9 @@ class IdleShutdown:
         """Returns True if the service should end. `receivers`: the number of the sidecar's receivers; None if the
         sidecar does not report it.
 
-        Once it has had clients, the service stays while its starter lives, because the starter may create another
-        loader at any time. It ends LINGER_S or `keep_s`, whichever is longer, after the starter and the last pool are
-        gone. If it has never had a client, it also ends UNUSED_S after its start.
+        A service with past clients stays while its starter lives, because the starter may create another loader. It
+        ends once the starter and the last pool have been gone for LINGER_S or `keep_s`, whichever is longer. A service
+        without any client ends UNUSED_S after its start at the latest.
         """
         if not starter_alive and self._starter_gone is None:
             self._starter_gone = now
@@ -79,8 +79,8 @@ class IdleShutdown:
         return self._last_pool is None and now - self.started >= UNUSED_S
 
     def free_since(self) -> float | None:
-        """Returns the time since which nobody has used the service, provided that no pool exists now; None while the
-        starter is alive."""
+        """Returns the time since which both the starter and the last pool have been gone; None while the starter is
+        alive. Call it only if no pool exists now."""
         return None if self._starter_gone is None else max(self._starter_gone, self._last_pool or 0.0)
 
 
@@ -152,7 +152,7 @@ class Service:
         return EXIT_FAILED
 
     def _heard(self) -> None:
-        """Handles messages in which a script claims this service, or a rank requests more feeders."""
+        """Handles messages: scripts claim this service, and ranks request more feeders."""
         with contextlib.suppress(OSError):  # no message is left, or the answer ended the service
             while True:
                 data, fds, _, _ = socket.recv_fds(self._control, MAX_NBYTES, 1, socket.MSG_CMSG_CLOEXEC)
@@ -163,8 +163,8 @@ class Service:
         self._more_feeders()
 
     def _answer(self, claim: Claim | None, reply: int) -> None:
-        """Answers a claim: becomes the service of the claiming launch or, if requested, ends unless it is in use.
-        Closes `reply`."""
+        """Answers a claim with BUSY, FREE or GRANTED. After GRANTED, the service serves the claiming launch, or ends if
+        the claim requests that. Closes `reply`."""
         try:
             if claim is None or self._over or not self._has_folder():
                 return
@@ -186,7 +186,8 @@ class Service:
             os.close(reply)
 
     def _be_heard(self, fd: int) -> None:
-        """Sends the output of user code in feeders to `fd` if the last claim granted the service to the launch."""
+        """Sends the output of user code in feeders to `fd` from now on. Accepts one descriptor for each claim, and
+        closes any other."""
         if self._is_unheard:
             self._is_unheard = False
             self._echo = Echo(fd)
@@ -199,8 +200,8 @@ class Service:
         return not self._is_starter_alive() and sidecar_status(self._cluster.socket).get("receivers") == []
 
     def _serve(self, claim: Claim, *, anew: bool) -> None:
-        """Becomes the service of the claiming launch. If no one uses the service, the launch decides the number of
-        feeders."""
+        """Serves the claiming launch from now on. If no one uses the service, first forgets the last launch's number of
+        feeders and verdict."""
         if anew:
             (self._folder / places.FEEDERS_NAME).unlink(missing_ok=True)
             self._cluster.forget_feeders()
@@ -233,8 +234,8 @@ class Service:
         return self._starter is not None and alive(self._starter)
 
     def _starter_ended(self) -> None:
-        """Closes this process's copy of the starter's standard error, because its reader, for example `tee`, may wait
-        until all writers have closed it."""
+        """Closes this process's copy of the starter's standard error. A reader such as `tee` waits until all writers
+        have closed it."""
         assert self._starter is not None  # noqa: S101  the watched descriptor
         self._loop.unwatch(self._starter)
         self._echo.close()
@@ -279,9 +280,8 @@ class Service:
     def _receivers(self) -> int | None:
         """Returns the number of trainer processes that use the service; None while unknown.
 
-        If the folder was removed, for example by a tool that cleans up temporary files, this service's sidecar cannot
-        be reached through the folder, or another service's sidecar answers. The number then comes from the sidecar's
-        reports to the supervisor.
+        If the folder was removed, for example by a cleanup of temporary files, the sidecar cannot be reached through
+        it. The number then comes from the sidecar's reports to the supervisor.
         """
         snapshot = self._cluster.snapshot
         if self._has_folder():
@@ -294,9 +294,10 @@ class Service:
         return service_of(self._folder) == os.getpid()
 
     def _leave(self, *, unless_used: bool = False) -> None:
-        """Gives up the folder. After that, a rank finds no service in the folder and starts another one.
+        """Gives up the folder, so that the next rank starts another service.
 
-        Holds the lock meanwhile, so that no rank has found this service but not yet attached to it.
+        Holds the lock, so that no rank finds this service just before it ends. `unless_used`: does nothing if the
+        service is in use.
         """
         with locked(self._folder):
             if unless_used and self._has_folder():
@@ -324,9 +325,8 @@ class Service:
         self._over = True
 
     def _keep_reason(self) -> None:
-        """Keeps the reason until the starter and all other clients have ended, then removes it unless another service
-        has taken the folder. This process does not know a client that attached at the last moment, so the reason is
-        kept for at least LINGER_S."""
+        """Keeps the reason until the starter and all known clients have ended. Keeps it for at least LINGER_S, because
+        a client may have attached at the last moment. Then removes it unless another service has taken the folder."""
         self._echo.close()
         clients = [pidfd for pid in self._clients if (pidfd := pidfd_of(pid)) is not None]
         for pidfd in clients if self._starter is None else [self._starter, *clients]:
@@ -346,7 +346,8 @@ def fail(folder: Path, why: str) -> None:
 
 
 def _record(claim: Claim) -> Path | None:
-    """Returns the folder in which the script records what it consumes; None for a service that outlives its script."""
+    """Returns the folder in which the script records the batches that it consumes. Returns None if the service outlives
+    its script."""
     folder = os.environ.get(places.RECORD_VARIABLE)
     return Path(folder).absolute() if folder and not claim.keep_s else None
 

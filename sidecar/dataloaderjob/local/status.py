@@ -1,6 +1,5 @@
-"""The status of the runs on this machine. Each run is found through a file in its folder. The run's sidecar and
-supervisor are asked for their status, either once or repeatedly in a thread. Sums and rates are computed from the
-answers."""
+"""The status of the runs on this machine. A file in a run's folder identifies the run. The sidecar and the supervisor
+are asked for their status, once or repeatedly in a thread. Sums and rates are computed from their answers."""
 
 from __future__ import annotations
 
@@ -71,8 +70,8 @@ class Snapshot:
 class History:
     """Totals of one run, and its rates over the last seconds, computed from a series of snapshots.
 
-    A restarted sidecar starts counting at zero, and the trainers soon attach to it again. The trainers' own counters
-    continue, while those of their receivers start at zero. For this reason, totals are added up trainer by trainer.
+    A restarted sidecar counts from zero, while the counters of its trainers continue. Totals are therefore added up for
+    each trainer.
     """
 
     def __init__(self, window_s: float = WINDOW_S) -> None:
@@ -116,7 +115,7 @@ class History:
             self._kept.popleft()
 
     def rates(self, receiver: Mapping[str, Any] | None = None) -> Rates | None:
-        """Returns the rates of the run, or of a receiver in the last snapshot; None if there are fewer than two
+        """Returns the rates of the run, or of `receiver` in the last snapshot; None if there are fewer than two
         readings."""
         key = None if receiver is None else _trainer(receiver)
         readings = [(at, counted[key]) for at, counted in self._kept if key in counted]
@@ -132,9 +131,8 @@ class History:
         live = {_trainer(receiver): int(receiver["receiver"]) for receiver in snapshot.receivers}
         total, ended = self.total.copy(), _counters(status["totals"])
         for trainer, pid in self._live.items():
-            if (
-                live.get(trainer) != pid
-            ):  # its counters are now among those of ended receivers, and were counted while it was live
+            # Added while the receiver was live. The totals of ended receivers now include these counters.
+            if live.get(trainer) != pid:
                 total.subtract(self._read[trainer])
         for receiver in snapshot.receivers:
             trainer, now = _trainer(receiver), _counters(receiver)
@@ -150,7 +148,8 @@ class History:
 
 
 class Poller:
-    """A poller that runs in a thread. It replaces `snapshot` as a whole, and calls `changed` in the thread."""
+    """A poller of the sidecar and the supervisor, which runs in its own thread. After each poll, it replaces `snapshot`
+    as a whole and calls `changed`."""
 
     def __init__(self, path: str, *, port: int, key: bytes, job: str, changed: Callable[[], None],
         tls_folder: str = "",
@@ -167,7 +166,7 @@ class Poller:
         self._wanted = self._asked = 0
         self._exactly = False
         self._scale_to: int | None = None
-        """Number of feeders to request as soon as the supervisor answers; None if there is none."""
+        """Number of feeders to request as soon as the supervisor answers; None for no request."""
         self._thread = threading.Thread(target=self._run, name="dlj-poll", daemon=True)
 
     def start(self) -> None:
@@ -189,7 +188,7 @@ class Poller:
         self._pause.set()
 
     def forget_feeders(self) -> None:
-        """Makes the next number given to `raise_to` apply even if it is smaller."""
+        """Makes the next call of `raise_to` apply even if an earlier request was higher."""
         self._wanted = self._asked = 0
         self._exactly = True
 
@@ -289,7 +288,7 @@ class LiveRun:
 
 
 def live_runs(folder: str | None = None) -> list[LiveRun]:
-    """Returns this user's live runs on this machine; with `folder`, only the run in that folder, if it is live."""
+    """Returns this user's live runs on this machine. `folder`: look only in this folder."""
     homes = [] if folder is None else [Path(folder)]
     if folder is None:
         for base in dict.fromkeys((tempfile.gettempdir(), "/tmp")):  # noqa: S108  runs have their folders here

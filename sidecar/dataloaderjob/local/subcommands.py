@@ -1,5 +1,5 @@
-"""The commands of `dataloaderjob`. Each command prints its results and returns the exit code. It imports the libraries
-that it needs only when it runs."""
+"""The commands of `dataloaderjob`. Each command prints its results and returns the exit code. A command imports the
+libraries that it needs only when it runs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from dataloaderjob.core.processes import discard_output
 from dataloaderjob.core.supervision import MAX_FEEDERS
 
 EXIT_DIFFERENT = 1
-"""Exit code of verify and replay for a difference, as with diff and cmp. For any other problem, it is EXIT_TROUBLE."""
+"""Exit code of verify and replay for a difference, as in diff and cmp. The exit code for any other problem is
+EXIT_TROUBLE."""
 EXIT_INTERRUPTED = 130
 EXIT_PIPE = 141
 """Exit code that shells report for a program that SIGPIPE has terminated."""

@@ -1,5 +1,5 @@
-"""The check of whether a record's code may be run. A record contains the code of whoever wrote it, and of anyone who
-can change its files."""
+"""The check that decides whether a record's code may run. A record contains code of its owner, and of anyone who can
+change its files."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def owners(folder: Path) -> set[str]:
 
 
 def check(folder: Path, trusted: Collection[str] = ()) -> None:
-    """Prints who owns a record. Raises InputError unless that is this user, root, or a user in `trusted`, or if anybody
-    else may change a file of it, or put another folder in its place."""
+    """Prints the owners of a record. Raises InputError if an owner is not this user, root or a user in `trusted`. Also
+    raises it if anyone else can change a file of the record, or replace the record's folder."""
     own, seen = {_name(0), _name(os.getuid()), *trusted}, set()
     for path, found in _files(folder):
         name = _name(found.st_uid)
@@ -38,7 +38,8 @@ def check(folder: Path, trusted: Collection[str] = ()) -> None:
                 f"the record {folder} contains code, and {who} can change {path} (mode "
                 f"{stat.S_IMODE(found.st_mode):04o}): if it is as you left it, chmod -R go-w {folder}"
             )
-    for above in folder.resolve().parents:  # a group's members can replace the user's scripts there, too
+    # Group-writable parents are accepted, because the group can replace the user's scripts there, too.
+    for above in folder.resolve().parents:
         found = above.stat()
         if found.st_mode & stat.S_IWOTH and not found.st_mode & stat.S_ISVTX:
             raise InputError(
@@ -61,8 +62,8 @@ def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:
 
 
 def _others_who_write(path: Path, found: os.stat_result) -> str:
-    """Names those besides the owner who may change a file; empty if nobody may. The mode of a link means nothing, and
-    in a folder with the sticky bit, only owners may rename files."""
+    """Names the users other than the owner who may change a file; empty if there are none. A link's mode has no
+    meaning. In a folder with the sticky bit, only owners may rename files."""
     if stat.S_ISLNK(found.st_mode) or (stat.S_ISDIR(found.st_mode) and found.st_mode & stat.S_ISVTX):
         return ""
     if found.st_mode & stat.S_IWOTH:
@@ -70,15 +71,14 @@ def _others_who_write(path: Path, found: os.stat_result) -> str:
     if not found.st_mode & stat.S_IWGRP:
         return ""
     with contextlib.suppress(OSError):  # a file system without such lists
-        if _ACCESS_LIST in os.listxattr(
-            path
-        ):  # the group's bits are then the most that any of its entries permits
+        if _ACCESS_LIST in os.listxattr(path):  # the group's bits then limit the list's entries
             return "somebody on its access control list"
     return _others_in_group(found)
 
 
 def _others_in_group(found: os.stat_result) -> str:
-    """Names the file's group, unless the owner is its only member, which has the owner's name on many systems."""
+    """Names the file's group; empty if the owner is its only member. On many systems, each user has such a group, with
+    the user's name."""
     try:
         group = grp.getgrgid(found.st_gid)
     except KeyError:

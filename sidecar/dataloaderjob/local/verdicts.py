@@ -26,8 +26,8 @@ def verdict_of(supervisor: Mapping[str, Any]) -> InputVerdict | None:
 def closing_words(
     verdict: InputVerdict | None, counters: Mapping[str, int], *, per_pod: int, cpus: int
 ) -> str:
-    """Formats the end of a run's last line if training waited for input; empty otherwise. `counters`: the counters of
-    the whole run. `per_pod`: the number of feeders in each replica."""
+    """Returns the words about waiting for input that end a run's last line; empty if training did not wait. `counters`:
+    the counters of the whole run. `per_pod`: the number of feeders in each replica."""
     waited, worked = counters.get("wait_ns", 0), counters.get("step_ns", 0)
     if verdict is None or not verdict.is_bound or not waited or waited < WORTH * (waited + worked):
         return ""
@@ -48,7 +48,7 @@ class VerdictFile:
         self._written = ""
 
     def write(self, verdict: InputVerdict | None) -> None:
-        """Replaces the file if the verdict has changed. Without a verdict, the last one is kept."""
+        """Replaces the file if the verdict has changed. Without a verdict, the file keeps the last one."""
         if verdict is None:
             return
         cpus = verdict.feeders if verdict.limit is LiveLimit.FEEDERS else 0

@@ -40,7 +40,7 @@ class Difference:
 def compare(
     one: Path, other: Path, *, epoch: int | None = None, trusted: Collection[str] = ()
 ) -> tuple[bool, list[str]]:
-    """Returns True if two runs consumed the same batches, and lines for the user. Raises InputError.
+    """Returns a tuple: True if two runs consumed the same batches, and lines for the user. Raises InputError.
 
     Digests are compared first. The code of the records runs only if there is a difference and their owners are trusted.
     """
@@ -140,15 +140,15 @@ def _other_keys(left: bytes, right: bytes) -> str:
 def _same(x: Any, y: Any) -> bool:
     try:
         return bool(x == y)
-    except Exception:  # user code
+    except Exception:  # user code may raise anything
         return False
 
 
 def _compare_content(
     a: Record, one: Recorded, b: Record, other: Recorded, trusted: Collection[str]
 ) -> list[str]:
-    """Rebuilds both batches. Names the leaf that differs, and any batch that no longer equals the batch that was
-    consumed."""
+    """Rebuilds both batches. Returns lines that name the leaf that differs, and any rebuilt batch that differs from the
+    consumed batch."""
     from dataloaderjob.batches.differences import first_difference as difference_of
 
     lines, bodies = [], []
@@ -189,8 +189,8 @@ def _cut(value: Any) -> str:
 def check(
     folder: Path, *, epoch: int | None = None, sample: int | None = None, trusted: Collection[str] = ()
 ) -> tuple[bool, list[str]]:
-    """Rebuilds batches of a run. Returns True if they equal the batches that were consumed, and lines for the user.
-    Raises InputError."""
+    """Rebuilds batches of a run. Returns a tuple: True if the rebuilt batches equal the consumed ones, and lines for
+    the user. Raises InputError."""
     record = Record.open(folder)
     wanted = [
         (rank, batch)
@@ -241,8 +241,8 @@ def _by_bundle(batches: list[tuple[str, Recorded]]) -> list[list[tuple[str, Reco
 def _first_wrong(
     record: Record, batches: list[tuple[str, Recorded]], *, before: tuple[int, int] | None
 ) -> tuple[tuple[int, int], str] | None:
-    """Returns the place (epoch and batch) of the first batch that differs from the batch consumed, and a message.
-    Returns None if none differs. `before`: only batches before this place are rebuilt."""
+    """Finds the first batch that differs from the consumed batch. Returns a tuple: the batch's place (epoch and batch)
+    and a message; None if no batch differs. `before`: only batches before this place are rebuilt."""
     wanted = [(rank, b) for rank, b in batches if before is None or b.row.place < before]
     if not wanted:
         return None

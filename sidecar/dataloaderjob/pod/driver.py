@@ -1,14 +1,13 @@
-"""Ray's container in the head's pod of a job on an existing Ray cluster. It runs the supervisor's agent, which is the
-Ray driver, and a raylet, because a driver needs one on its machine. The raylet joins the cluster without room for
-feeders.
+"""Ray's container in the head's pod, for a job on an existing Ray cluster. It runs the supervisor's agent, which is the
+job's Ray driver. It also runs a raylet, because a driver needs one on its machine. This raylet has no room for feeders.
 
     python -m dataloaderjob.pod.driver --settings FILE.json
 
 Users of the cluster can run code in this container. Therefore, the container has only one of the job's keys: the
-feeders' key, which actors receive as an argument. The supervisor is in the other container (`pod.supervisor`). Before
-this process joins the cluster, it checks the cluster's versions and the token. It exits with EXIT_RAY_REFUSED if a
-version differs. It restarts the agent whenever the agent ends. If the raylet ends, this process ends too, and the
-kubelet starts a fresh container. Children share this process's output.
+feeders' key, which actors receive as an argument. Before this process joins the cluster, it checks the cluster's
+versions and the token. It exits with EXIT_RAY_REFUSED if a version differs. It restarts the agent whenever the agent
+ends. If the raylet ends, this process ends too, and the kubelet starts a fresh container. Children share this process's
+output.
 """
 
 from __future__ import annotations
@@ -45,10 +44,9 @@ VITAL = ("raylet",)
 FIELD = "spec.ray.external"
 CHECK = "dataloaderjob.providers.ray.external"
 CHECK_S = 60.0
-"""Deadline for the check, which imports Ray, possibly from a cold disk."""
+"""Deadline in seconds for the check of the cluster, which imports Ray, possibly from a cold disk."""
 NO_ROOM = ("--num-gpus=0", "--memory=1")
-"""Options for a node on which no feeder fits, regardless of the resources that the feeder requests. The node has no
-CPUs either."""
+"""Options for a node on which no feeder fits, whatever resources the feeder requests. The node has no CPUs either."""
 ANY_PATCH = {"RAY_DEFAULT_PYTHON_VERSION_MATCH_LEVEL": "minor"}
 """Environment in which Ray accepts any patch version of Python. By default, Ray requires the same one."""
 CONNECT_TIMEOUT_S = 2.0
@@ -56,7 +54,7 @@ RETRY_S = 0.5
 
 
 class Driver:
-    """The work of the container that joins an existing Ray cluster: a `PodPart`."""
+    """The `PodPart` of the container that joins an existing Ray cluster."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
         """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""

@@ -1,11 +1,10 @@
 """The common part of the pods' main processes: settings, signals, exit codes, and the termination of everything that
 they start.
 
-A main process waits for signals, for processes to end, and for time to pass. `Restarts` decides when to restart a
-process, and when that would be useless (pure). `Kept` is a process that is restarted.
+`Restarts` decides whether and when to restart a process (pure). `Kept` is a process that is restarted.
 
-The operator writes the settings into the job's ConfigMap. The operator's `objects/settings.py` sets at least the fields
-without defaults. Each process reads its file once, with `core.settings.load`.
+The operator's `objects/settings.py` writes the settings into the job's ConfigMap, and sets at least the fields without
+defaults. Each process reads its file once, with `core.settings.load`.
 """
 
 from __future__ import annotations
@@ -42,18 +41,18 @@ S = TypeVar("S")
 _RAYS = ("session_*", "ray_current_cluster")
 POLL_S = 0.05
 MAX_RAY_EXITS = 3
-"""Number of consecutive exits caused by Ray, while Ray seems to be alive, after which the pod gives up."""
+"""The pod gives up after this number of consecutive exits because of Ray, even if Ray seems to be alive."""
 TERMINATION_LOG = Path("/dev/termination-log")
-"""File whose text the kubelet reports as a container's last message. If it is empty, the kubelet takes the last lines
-of the output, to which Ray's processes write as they end."""
+"""File whose text the kubelet reports as a container's last message. If the file is empty, the kubelet reports the last
+lines of the output. Ray's processes write to the output as they end."""
 EXIT_FAILED = 1
 KEPT_GRACE_S = 2.0
 ADDRESS_VARIABLE = "POD_IP"
 """Environment variable with the pod's address. If it is not set, everything runs on one machine."""
 PLAIN = "--log-color=false"
 ANY_PORTS = ("--min-worker-port=0", "--max-worker-port=0")
-"""Options that make workers listen on any free port. Ray's default range, 10002 to 19999, may contain the head's port,
-and raylets that share an address would compete for its ports."""
+"""Options that make workers listen on any free port. Ray's default range, 10002 to 19999, may contain the head's port.
+Raylets with the same address would also compete for ports."""
 
 
 class Stopped(Exception):
@@ -74,7 +73,8 @@ class Watch:
             signal.signal(number, lambda *_: None)
 
     def wait(self, timeout_s: float | None, fds: Iterable[int] = ()) -> set[int]:
-        """Returns the `fds` that are readable. A pidfd is readable once its process has ended.
+        """Waits until one of `fds` is readable, at most for `timeout_s`. Returns the readable ones. A pidfd is readable
+        once its process has ended.
 
         Raises Stopped as soon as a signal has arrived, and on every call after that.
         """
@@ -115,8 +115,8 @@ def check_ray(wanted: str | None) -> None:
 
 
 def node_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Returns a container's environment for Ray's processes. Of Ray's variables, the result contains only configuration
-    flags, such as RAY_memory_usage_threshold. This package sets the others."""
+    """Returns a container's environment for Ray's processes. Among Ray's variables, the result keeps only configuration
+    flags, such as RAY_memory_usage_threshold. This package sets the other variables."""
     flags = {name for name in environment if name.startswith("RAY_") and name[4:5].islower()}
     if others := sorted({name for name in environment if name.startswith("RAY_")} - flags):
         log.warning("not passed on to Ray, because dataloaderjob sets it up: %s", ", ".join(others))
@@ -142,8 +142,8 @@ def await_started(
 ) -> dict[str, int]:
     """Waits until `ray start` has succeeded. Returns the pidfds of the node's vital processes.
 
-    Raises ServiceError if `ray start` failed or is late. Also raises Stopped, and whatever `check` raises in the
-    meantime. Ray's own messages precede the error in this process's output.
+    Raises ServiceError if `ray start` failed or is late. Also raises Stopped, and any error that `check` raises. Ray's
+    own messages precede the error in this process's output.
     """
     deadline = time.monotonic() + timeout_s
     while (code := node.start_code()) is None:
@@ -267,8 +267,8 @@ def _serve(kind: type[S], make: Callable[[S, Watch], PodPart], path: Path) -> in
 def wait_beside(
     node: RayNode, watch: Watch, vital: Mapping[str, int], timeout_s: float | None, others: Sequence[int] = ()
 ) -> None:
-    """Waits until one of `others` is readable, or for `timeout_s`, while a node's vital processes run. Raises Stopped.
-    Raises ServiceError if a vital process ended."""
+    """Waits until one of `others` is readable, at most for `timeout_s`; None means no limit. Raises Stopped. Raises
+    ServiceError if one of the node's vital processes ended."""
     ready = watch.wait(timeout_s, [*vital.values(), *others])
     if gone := [name for name, pidfd in vital.items() if pidfd in ready]:
         raise ended(node, gone)
@@ -282,7 +282,7 @@ def ended(node: RayNode, names: Iterable[str]) -> ServiceError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalRay:
-    """The existing Ray cluster of a job. By default, no cluster exists, and the head's pod starts one itself."""
+    """The existing Ray cluster of a job. With the defaults, there is none, and the head's pod starts one itself."""
 
     address: str = ""
     """host:port of the cluster's GCS; empty if there is no such cluster."""
@@ -291,17 +291,16 @@ class ExternalRay:
     feeder_env: Mapping[str, str] = field(default_factory=dict)
     """The manifest's variables for user code."""
     raylet_port: int = 0
-    """Port on which the pod's raylet listens, for probes; 0: any free port."""
+    """Port on which the pod's raylet listens, for probes; 0 for any free port."""
     wait_timeout_s: float = 60.0
-    """Maximum wait until the GCS accepts connections. After it, the container ends with a message that names the
-    address."""
+    """Maximum wait in seconds until the GCS accepts connections. After that, the container ends with a message that
+    names the address."""
     join_timeout_s: float = 120.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadSettings:
-    """The settings of the head's pod. Both of its containers read them: one with a Ray node without feeders, and one
-    with the supervisor."""
+    """The settings of the head's pod. Both of its containers read them: Ray's and the supervisor's."""
 
     job: str
     """Unique name of the job (namespace/name/uid)."""
@@ -324,18 +323,18 @@ class HeadSettings:
     ray_version: str | None = None
     """The version of Ray that the image must have; None for any version."""
     feeder_key_path: str | None = None
-    """File with the feeders' key in their pods or, on an existing Ray cluster, in Ray's container. On an existing
-    cluster, feeders receive the key as an argument."""
+    """File with the feeders' key, in the feeders' pods. On an existing Ray cluster, the file is in Ray's container
+    instead, and feeders receive the key as an argument."""
     external: ExternalRay = field(default_factory=ExternalRay)
     temp_dir: str = TEMP_DIR
-    """Folder of Ray's and this package's state. Its path has at most 40 bytes, because of Unix sockets. An earlier
-    container's leftovers in it are removed."""
+    """Folder for the state of Ray and of this package. Its path may have at most 40 bytes, because of Unix sockets."""
     up_timeout_s: float = 120.0
     grace_s: float = 2.0
-    """Time for Ray's processes to end. The raylet deregisters; the others have nothing to save."""
+    """Seconds between SIGTERM and SIGKILL for Ray's processes. The raylet deregisters; the others have nothing to
+    save."""
     tls_folder: str = ""
-    """Folder with certificates (`core.tls`): the supervisor's in its container, and the feeders' in their pods; empty
-    if connections do not use TLS."""
+    """Folder with the supervisor's certificates or, in feeders' pods, with the feeders' certificates (`core.tls`);
+    empty without TLS."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -352,11 +351,12 @@ class FeederPodSettings:
     temp_dir: str = TEMP_DIR
     """The same path as the head's."""
     head_timeout_s: float = 600.0
-    """Maximum wait for the head, whose node may still be pulling the image."""
+    """Maximum wait in seconds for the head, whose node may still be pulling the image."""
     progress_every_s: float = 10.0
     join_timeout_s: float = 120.0
     patience_s: float = 10.0
-    """Time without a feeder after which the pod starts a trial feeder. If the trial feeder serves, the pod is ready."""
+    """Seconds without a feeder after which the pod starts a trial feeder. If the trial feeder serves, the pod is
+    ready."""
     trial_timeout_s: float = 300.0
     grace_s: float = 2.0
 

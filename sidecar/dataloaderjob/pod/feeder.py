@@ -67,7 +67,7 @@ _RAYS = (":actor_name:", ":job_id:", ":task_name:")
 
 
 class FeederPod:
-    """The work of a pod of feeders: a `PodPart`."""
+    """The `PodPart` of a pod of feeders."""
 
     def __init__(self, settings: FeederPodSettings, watch: Watch) -> None:
         """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""
@@ -75,9 +75,8 @@ class FeederPod:
         self._node = ray_node(settings, VITAL, {"feeder": float(settings.processes)}, settings.tasks)
         self._head = split_address(settings.head)
         self._folder = fresh_folder(self._node.folder)
-        (self._folder / TIMES).mkdir(
-            mode=0o700
-        )  # builders measure their batches there, for `dataloaderjob report`
+        # Builders record the times of their batches there, for `dataloaderjob report`.
+        (self._folder / TIMES).mkdir(mode=0o700)
         feeders = Feeders()
         self._output = Output(self._folder / NODE_OUTPUT, feeders)
         self._readiness = Readiness(
@@ -102,7 +101,8 @@ class FeederPod:
         """Waits until the head's GCS accepts connections. Returns the GCS's address, with a numeric host.
 
         The host is numeric because a new head's pod is a different cluster under the same name. A raylet that followed
-        the name would connect to a cluster that does not know it. With the number, the raylet loses its GCS and exits.
+        the name would connect to a cluster that does not know it. With a numeric host, the raylet loses its GCS and
+        exits.
         """
         settings, (host, port) = self._settings, self._head
         began = time.monotonic()
@@ -131,8 +131,8 @@ class FeederPod:
 
 
 class StillThere:
-    """A check that the GCS that is being joined still accepts connections. Ray itself would keep asking a dead GCS for
-    minutes, although another head may already run under the same name."""
+    """A check that the GCS still accepts connections while a raylet joins. Without it, Ray would retry with a dead GCS
+    for minutes, although another head may already run under the same name."""
 
     def __init__(self, address: tuple[str, int]) -> None:
         self._address, self._due, self._misses = address, 0.0, 0

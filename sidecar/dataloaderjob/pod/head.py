@@ -74,7 +74,7 @@ class AgentNode:
 
 
 class Head:
-    """The work of the container with the job's own Ray: a `PodPart`."""
+    """The `PodPart` of the container with the job's own Ray cluster."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
         """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""

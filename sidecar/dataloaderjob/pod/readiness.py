@@ -1,7 +1,7 @@
-"""Readiness of a pod of feeders. A file reports it to the kubelet, and rolling updates depend on it.
+"""The readiness of a pod of feeders, which a file reports to the kubelet. Rolling updates depend on it.
 
-A pod is ready if the feeders on it serve. During an update, the feeders are still on other pods, and none is placed on
-the new pod. A separate feeder, which serves nobody, then shows that the image can run feeders. `next_step` makes the
+A pod is ready if all feeders on it serve. During an update, the feeders are still on other pods, so the new pod has
+none. A trial feeder, which serves no receiver, then shows that the image can run feeders. `next_step` makes the
 decision (pure).
 """
 
@@ -44,9 +44,9 @@ class Step(Enum):
 def next_step(
     *, placed: int, serving: int, empty_since: float, shown: bool, patience_s: float, now: float
 ) -> Step:
-    """Returns the next step of a pod that has joined Ray. `placed`: number of feeders that have begun on this pod.
-    `serving`: number of feeders that serve. `empty_since`: time since which the pod has had no feeder. `shown`: True if
-    a feeder, or a trial, has served on this pod."""
+    """Returns the next step of a pod that has joined Ray. `placed`: number of feeders on this pod. `serving`: number of
+    those that serve. `empty_since`: time since which the pod has had no feeder. `shown`: True if a feeder, or a trial,
+    has served on this pod."""
     if placed:
         return Step.READY if serving == placed else Step.WAIT
     if now - empty_since < patience_s:
@@ -83,8 +83,8 @@ class Feeders:
             self._empty_since = time.monotonic()
 
     def counts(self) -> tuple[int, int, float]:
-        """Returns the number of feeders, the number of those that serve, and the time since which the pod has had no
-        feeder. The time is valid only if the pod has no feeder."""
+        """Returns a tuple: the number of feeders, the number of serving feeders, and the time since which there has
+        been no feeder. The time is valid only while there is none."""
         with self._lock:
             return len(self._serving), sum(self._serving.values()), self._empty_since
 
@@ -142,7 +142,7 @@ class Readiness:
             if passed is None:
                 return
             self._shown = passed
-        self._trial = None  # otherwise the feeders themselves show it
+        self._trial = None  # once feeders are placed, no trial is needed
         trial.close()
 
     def _write(self, ready: bool) -> None:
@@ -163,8 +163,9 @@ class Readiness:
 
 
 class Trial:
-    """A separate feeder, started like the pod's own. Once it serves, torch and everything else that a feeder needs have
-    been imported. The feeder knows neither the supervisor nor the job's key, and listens only on this machine."""
+    """A trial feeder, started like the pod's own feeders. Once it serves, the image is known to have torch and
+    everything else that a feeder needs. The trial feeder knows neither the supervisor nor the job's key, and listens
+    only on this machine."""
 
     def __init__(self, timeout_s: float) -> None:
         """Starts the feeder. Raises OSError."""
@@ -184,7 +185,7 @@ class Trial:
 
     def passed(self) -> bool | None:
         """Returns True once the feeder serves, and None while it may still do so. Raises ServiceError, with the
-        feeder's last line, if the feeder ended or is late."""
+        feeder's last line, if the feeder ended or did not serve in time."""
         with contextlib.suppress(BlockingIOError):
             if os.read(self._ready, 4096):
                 return True

@@ -18,9 +18,10 @@ from dataloaderjob.core.processes import end_as, signal_name
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT)
 TOLD_S = 1.0
-"""Maximum wait for PID 1's report that a process ended, which comes within milliseconds if at all."""
+"""Maximum wait in seconds for PID 1's report that a process ended. If the report comes at all, it comes within
+milliseconds."""
 _END = struct.Struct("<ii")
-"""Pid and exit code, the latter in the form that `subprocess` uses."""
+"""Pid and exit code. The exit code has the form that `subprocess` uses."""
 
 
 class Ends:
@@ -51,7 +52,7 @@ ENDS = Ends()
 
 
 def how_ended(pid: int | None) -> str:
-    """Describes, as far as known, the end of a process that this process did not start."""
+    """Describes the end of a process that is not this process's child, as far as known."""
     code = None if pid is None else ENDS.code(pid)
     if code is None:
         return "ended"

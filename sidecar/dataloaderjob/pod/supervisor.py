@@ -25,7 +25,7 @@ REGISTER_MARGIN_S = 30.0
 LINK_NAME = "ray"
 RAY_INIT_S = 60.0
 AWAIT_RAY_S = 600.0
-"""Maximum wait for Ray's container, which the kubelet may restart after growing pauses."""
+"""Maximum wait in seconds for Ray's container, which the kubelet may restart after growing pauses."""
 
 
 def feeders_wanted(settings: HeadSettings) -> int:
@@ -76,8 +76,7 @@ def supervisor_settings(
 
 
 def agent_settings(settings: HeadSettings, address: str) -> SupervisorSettings:
-    """Returns the supervisor's settings in the form that its agent needs to place feeders. `address`: the GCS's
-    address."""
+    """Returns the settings with which the supervisor's agent places feeders. `address`: the GCS's address."""
     return supervisor_settings(
         settings, provider=RAY, ray_address=address, num_feeders=0, init_timeout_s=RAY_INIT_S
     )
@@ -89,7 +88,7 @@ def tag(job: str) -> str:
 
 
 class SupervisorPart:
-    """The work of the supervisor's container: a `PodPart`."""
+    """The `PodPart` of the supervisor's container."""
 
     def __init__(self, settings: HeadSettings, watch: Watch) -> None:
         """Empties this package's folder in the volume. Raises InputError for settings that cannot work."""

@@ -1,2 +1,2 @@
-"""Providers, which start feeders: `ray` as actors of a Ray cluster, `local` as processes on this machine, and `remote`
-through a provider in another process."""
+"""Providers, which start feeders. `ray` runs feeders as actors of a Ray cluster, and `local` as processes on this
+machine. `remote` forwards requests to a provider in another process."""

@@ -12,10 +12,10 @@
                              {"done": true}                                      to "place" and "kill"
                              {"error": text}                                     to any: a ServiceError
 
-A message consists of a u32 length and JSON. The supervisor holds the job's key, and anyone who holds Ray's token may
-control the provider. Therefore, no message is a pickle, and each has at most MAX_NBYTES bytes. A long answer is split
-into parts, up to a maximum number. The type and size of each value are checked before the value is used. A provider
-that lies about feeders can deprive the job of feeders, but can do nothing worse.
+A message is a u32 length and JSON of at most MAX_NBYTES bytes. A long answer is split into parts. The supervisor holds
+the job's key, and anyone who holds Ray's token may control the provider. Therefore, no message is a pickle, and the
+type and size of each value are checked before use. A provider that lies about feeders can deprive the job of feeders,
+but can do nothing worse.
 """
 
 from __future__ import annotations
@@ -89,7 +89,8 @@ def requested_index(request: Mapping[str, Any]) -> int:
 
 
 def requested_feeders(request: Mapping[str, Any], field: str) -> int:
-    """Returns a request's field that counts feeders. Raises RemoteProtocolError."""
+    """Returns a number of feeders from a request. `field`: the name of the request's field. Raises
+    RemoteProtocolError."""
     return _whole(request.get(field), field, MAX_INDEX)
 
 
@@ -167,7 +168,7 @@ def read_done(answer: Mapping[str, Any]) -> None:
 
 
 class LateReader:
-    """The parts of an answer to "late", collected and checked."""
+    """A reader that collects and checks the parts of an answer to "late"."""
 
     def __init__(self, indices: Sequence[int]) -> None:
         self._awaited = set(indices)
@@ -196,7 +197,7 @@ class LateReader:
 
 
 class MemoryReader:
-    """The parts of an answer to "memory", collected and checked."""
+    """A reader that collects and checks the parts of an answer to "memory"."""
 
     def __init__(self) -> None:
         self.found: dict[str, str] = {}

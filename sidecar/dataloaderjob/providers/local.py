@@ -1,7 +1,7 @@
-"""Feeders as plain processes on this machine: a client of the feeder host's socket (`feeder.host`).
+"""The provider that starts feeders as plain processes on this machine, as a client of the feeder host (`feeder.host`).
 
-The host may end and be restarted at any time, but its feeders end with it. The supervisor may also end and be
-restarted, without harm to the feeders. Only the supervisor's main thread calls this module.
+The host may be restarted at any time, and its feeders end with it. A restart of the supervisor does not affect the
+feeders. Only the supervisor's main thread calls this module.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ FIRST_LOOK_S = 0.005
 LAST_LOOK_S = 0.1
 ANSWER_TIMEOUT_S = 30.0
 GONE_TIMEOUT_S = 5.0
-"""Maximum wait for the host when a feeder is killed or feeders are listed. A host that has ended took its feeders with
-it."""
+"""Maximum wait in seconds for the host's answer to a kill or a list. A long wait would be useless, because a host that
+has ended took its feeders with it."""
 
 
 class LocalProvider:
-    """The provider that starts feeders through the host of this machine."""
+    """The client of the feeder host on this machine."""
 
     explain_after_s = 0.05
 
@@ -71,8 +71,7 @@ class LocalProvider:
         return [_why(index, feeders.get(name_of(index))) for index in indices]
 
     def out_of_memory(self) -> Mapping[str, str]:
-        """Returns an empty mapping. This provider kills no feeder for lack of memory, and `late` reports those that the
-        kernel kills."""
+        """Returns an empty mapping. `late` reports the feeders that the kernel killed for lack of memory."""
         return {}
 
     def _list(self) -> list[dict[str, Any]]:
@@ -80,8 +79,8 @@ class LocalProvider:
         return [feeder for feeder in feeders if isinstance(feeder, dict) and {"name", "code"} <= set(feeder)]
 
     def _ask(self, message: dict[str, Any], deadline: float | None = None) -> dict[str, Any]:
-        """Sends one request and returns the answer. Waits until `deadline` for a host that has ended to be restarted.
-        Raises ServiceError."""
+        """Sends one request and returns the answer. If the host has ended, retries until `deadline`, because the host
+        may be restarted. Raises ServiceError."""
         if deadline is None:
             deadline = time.monotonic() + ANSWER_TIMEOUT_S
         look_s = FIRST_LOOK_S

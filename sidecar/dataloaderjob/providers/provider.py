@@ -1,5 +1,5 @@
-"""The supervisor's interface to the component that starts feeders. A running feeder reports to the supervisor on its
-own. A provider does what no feeder can: it starts feeders, ends them, and explains why a feeder does not come up.
+"""The supervisor's interface to the component that starts feeders, ends them, and explains why a feeder does not come
+up. Running feeders report to the supervisor directly.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ RAY, LOCAL, REMOTE = "ray", "local", "remote"
 NAMES = (RAY, LOCAL)
 """Providers that a run on one machine can use. The head's pod uses REMOTE."""
 LEASE_S = 20.0
-"""Time for which feeders serve without a supervisor on a Ray cluster that outlives the job. A supervisor that is
-restarted immediately takes 5 s to adopt them, or 15 s on a busy machine."""
+"""Seconds for which feeders on an existing Ray cluster serve without a supervisor. A restarted supervisor takes 5 s to
+adopt them, or 15 s on a busy machine."""
 
 
 class ProviderLost(DataLoaderJobError):
-    """This process can no longer use its provider. The next supervisor may be able to use it, and then adopts the
+    """This process can no longer use its provider. A restarted supervisor may be able to use it, and then adopts the
     feeders."""
 
 
@@ -41,7 +41,7 @@ class Provider(Protocol):
     """A way to run feeders. Only the supervisor's main thread calls it."""
 
     explain_after_s: float
-    """Time after which `late` is called for a feeder that has not come up."""
+    """Seconds without a report from a feeder after which `late` is called for that feeder."""
 
     @property
     def session(self) -> str:
@@ -61,12 +61,12 @@ class Provider(Protocol):
         """
 
     def place(self, index: int, num_feeders: int, own_key: str) -> None:
-        """Requests a feeder. `own_key`: the key of its name, as hexadecimal text. Raises ServiceError if the request is
-        refused."""
+        """Requests a feeder. `own_key`: the key derived from the feeder's name, in hexadecimal. Raises ServiceError if
+        the request is refused."""
 
     def kill(self, index: int) -> None:
-        """Requests the permanent end of a feeder. `found` omits the feeder once it has ended. Does nothing if the
-        feeder does not exist, or does not exist yet."""
+        """Requests the permanent end of a feeder. Once the feeder has ended, `found` omits it. Does nothing if the
+        feeder does not exist."""
 
     def late(self, indices: Sequence[int], *, taken: int, now: float) -> list[Why]:
         """Returns the reasons why these feeders have not come up. `taken`: number of places that all other feeders
@@ -83,7 +83,7 @@ class Provider(Protocol):
 def feeder_settings(
     settings: SupervisorSettings, index: int, num_feeders: int, session: str, own_key: str
 ) -> FeederSettings:
-    """Returns the settings of feeder `index`, without those that depend on the node on which it runs."""
+    """Returns the settings of feeder `index`, except those that depend on the feeder's node."""
     return FeederSettings(
         job=settings.job, name=name_of(index), session=session, index=index, num_feeders=num_feeders,
         key_path=settings.feeder_key_path or settings.key_path, blob_folder=settings.feeder_blob_folder,

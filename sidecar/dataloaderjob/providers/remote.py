@@ -1,8 +1,8 @@
-"""Feeders through a provider in another process, which answers the messages of `providers.link` at a Unix socket.
+"""The provider that forwards requests to a provider in another process, over a Unix socket (`providers.link`).
 
-In the head's pod, the supervisor and Ray are in two containers. Code with Ray's token can run anything in Ray's
+In the head's pod, the supervisor and Ray run in separate containers. Anyone who holds Ray's token can run code in Ray's
 container, so the job's key must not be in that container. This module needs neither Ray nor its token. Only the
-supervisor's main thread calls it.
+supervisor's main thread calls this module.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ T = TypeVar("T")
 LOOK_S = 0.2
 PROGRESS_S = 30.0
 ANSWER_S = 60.0
-"""Maximum wait for an answer. If Ray's GCS disappears, the wait is shorter, because the other process ends after 5
-s."""
+"""Maximum wait in seconds for an answer. The wait is shorter if Ray's GCS disappears, because the other process then
+ends after 5 s."""
 POLLRDHUP = 0x2000
 """Linux's poll event for a peer that has closed its end. `select` has no name for it in Python 3.11."""
 
@@ -143,8 +143,7 @@ class RemoteProvider:
         return answer
 
     def _end_when_gone(self, sock: socket.socket) -> None:
-        """Ends this process once the other one has closed the connection, even if no request is sent for a long
-        time."""
+        """Ends this process as soon as the other process closes the connection, even if no request is pending."""
         poll = select.poll()
         poll.register(sock, POLLRDHUP)
         poll.poll()

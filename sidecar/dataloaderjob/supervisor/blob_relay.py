@@ -1,9 +1,9 @@
 """The relay that moves blobs from a trainer's node to the feeders' nodes.
 
-A blob is requested from a sidecar only when a feeder lacks it. If the feeders and the trainer share a folder, no blob
-ever passes through this process. A feeder that has a blob serves it to MAX_SERVED others at a time. After four such
-turns, 64 nodes have the blob, while the head alone would send it 64 times. The relay decides from which source each
-feeder gets the blob. The server calls the relay in the threads of connections.
+The relay requests a blob from a sidecar only if a feeder lacks the blob. If the feeders and the trainer share a folder,
+no blob passes through this process. Each feeder that has a blob serves it to MAX_SERVED other feeders at a time, so 64
+nodes have the blob after four turns. The relay decides from which source each feeder gets the blob. The server calls
+the relay in the threads of connections.
 """
 
 from __future__ import annotations
@@ -21,27 +21,27 @@ from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.supervision import MAX_FEEDERS
 
 ASK_AGAIN_S = 10.0
-"""Seconds without any part of a requested blob after which the relay gives up on the sidecar, and asks another one."""
+"""Seconds without new bytes of a requested blob after which the relay requests the blob from another sidecar."""
 WAIT_S = 60.0
-"""Seconds without any part of a blob after which a waiting feeder receives the answer "gone". The feeder asks again
-while it has tickets for that blob."""
+"""Seconds without new bytes of a blob after which a waiting feeder receives the answer "gone". The feeder asks again if
+it still has tickets for the blob."""
 IDLE_TIMEOUT_S = 60.0
 MAX_SERVED = 2
-"""Number of feeders that a source serves at a time. In a network of equal nodes, one would be fastest; with two, a slow
-feeder holds up only half of a source."""
+"""Number of feeders that a source serves at a time. On equally fast nodes, one would be best. With two, a slow feeder
+occupies only half of its source."""
 MAX_FAILED = 2
 """Number of failed sources after which a feeder gets a blob from the head."""
 MAX_SOURCES = 2 * MAX_FEEDERS
-"""Maximum number of sources of a blob, whatever addresses feeders claim. Those that have left are removed."""
+"""Maximum number of sources of a blob. A limit is needed because a feeder may claim any address."""
 PLACE_WAIT_S = 10.0
 Want = Callable[[str], None]
 """A function that sends {"type": "want"} to one sidecar. Raises OSError."""
 Address = tuple[str, int]
 HERE = None
-"""Stands for this process among the sources of a blob."""
+"""The source that stands for this process."""
 Source = Address | None
 Sources = dict[Source, int]
-"""source of a blob -> number of feeders that it serves now."""
+"""source of a blob -> number of feeders that the source serves now."""
 
 
 @dataclass(slots=True)
@@ -50,13 +50,13 @@ class _Upload:
 
     holder: int
     asked_at: float
-    """The time at which the blob was requested, or at which a part of it last arrived."""
+    """The time at which the blob was requested, or at which a part of the blob last arrived."""
     moved_at: float
-    """The time at which a part of it last arrived, in this upload or an earlier one."""
+    """The time at which a part of the blob last arrived, in this upload or an earlier one."""
 
 
 class BlobRelay:
-    """The relay's record of the sources of each blob, and of the feeders that wait for one."""
+    """The relay of one job. It knows the sources of each blob, and the feeders that wait for a blob."""
 
     def __init__(self, folder: Path) -> None:
         self._store = BlobStore(folder)
@@ -65,8 +65,8 @@ class BlobRelay:
         self._uploads: dict[str, _Upload] = {}
         """Blobs that were requested and have not arrived yet. All feeders that lack a blob wait for the same upload."""
         self._sources: dict[str, Sources] = {}
-        """Sources of each blob. The sources of a blob that was removed from this process's folder are kept until the
-        next upload."""
+        """Sources of each blob. If a blob is removed from this process's folder, its sources are kept until the next
+        upload."""
 
     def has(self, holder: int, digest: str, want: Want) -> None:
         """Records that a sidecar can upload this blob."""
@@ -84,8 +84,8 @@ class BlobRelay:
                     del self._holders[digest]
 
     def receive(self, sock: socket.socket, digest: str, nbytes: int) -> None:
-        """Receives an upload. Raises OSError. Raises RemoteProtocolError if it is not the announced blob, or if no
-        feeder waits for it."""
+        """Receives an upload. Raises OSError. Raises RemoteProtocolError if the upload is not the announced blob, or
+        was not requested."""
         if self._store.has(digest, nbytes):
             for _ in chunks(sock, nbytes):
                 pass
@@ -100,9 +100,9 @@ class BlobRelay:
             self._changed.notify_all()
 
     def serve(self, sock: socket.socket, digest: str, nbytes: int, address: Address | None) -> None:
-        """Makes sure that a feeder gets a blob, and asks sidecars for the blob if this process does not have it.
-        `address`: the address at which that feeder will serve the blob to others. If None, the feeder will not serve
-        the blob, and gets it from this process. Raises OSError, RemoteProtocolError."""
+        """Sends a blob to a feeder, or names another feeder that has it. If this process lacks the blob, requests it
+        from a sidecar first. If no sidecar uploads it in time, answers "gone". `address`: the address at which the
+        feeder will serve the blob to others; None if it will not. Raises OSError, RemoteProtocolError."""
         if not self._wait(digest, nbytes):
             sockets.send_message(sock, {"type": "gone"})
             return
@@ -123,7 +123,7 @@ class BlobRelay:
             self._changed.notify_all()
 
     def left(self, address: Address) -> None:
-        """Records that a feeder is gone, and no longer serves blobs."""
+        """Records that a feeder is gone and no longer serves blobs."""
         with self._changed:
             for sources in self._sources.values():
                 sources.pop(address, None)
@@ -131,8 +131,8 @@ class BlobRelay:
     def _served(
         self, sock: socket.socket, digest: str, nbytes: int, source: Source, sources: Sources
     ) -> bool:
-        """Names a source and waits for the feeder's answer. Returns False if the feeder could not get the blob from
-        this source."""
+        """Sends the blob or names its source, and waits for the feeder's answer. Returns False if the feeder could not
+        get the blob from this source."""
         stored = False
         try:
             if source is HERE:
@@ -155,9 +155,9 @@ class BlobRelay:
         return stored
 
     def _take_place(self, sources: Sources, *, here: bool) -> Source:
-        """Waits for the least busy source and takes a place at it. Among equals, the head comes last, because all
-        feeders need its link. After a while, takes a place at the head, however busy the head is, because the other
-        sources may be slow for their own reasons."""
+        """Waits until the least busy source has a free place, and takes the place. Among equally busy sources, the head
+        comes last, because all feeders need its link. After PLACE_WAIT_S, takes a place at the head even if the head is
+        busy, because the other sources may be slow."""
         until = time.monotonic() + PLACE_WAIT_S
         with self._changed:
             while True:
@@ -194,20 +194,20 @@ class BlobRelay:
         return True
 
     def _whom_to_ask(self, digest: str, now: float) -> Want | None:
-        """Returns the function that requests a blob from a sidecar; None if no sidecar has the blob, or while one
-        uploads it or was just asked."""
+        """Returns the function that requests a blob from a sidecar. Returns None if no sidecar has the blob. Also
+        returns None while a sidecar uploads it, or if one was asked less than ASK_AGAIN_S ago."""
         upload, holders = self._uploads.get(digest), self._holders.get(digest, {})
         if upload is not None and upload.holder in holders and now - upload.asked_at < ASK_AGAIN_S:
             return None
         found = next(iter(holders), None)
         if found is None:
             return None
-        want = holders[found] = holders.pop(found)  # the one asked last goes to the end of the line
+        want = holders[found] = holders.pop(found)  # the sidecar that is asked goes to the end of the queue
         self._uploads[digest] = _Upload(found, now, 0.0 if upload is None else upload.moved_at)
         return want
 
     def _moving(self, digest: str, pieces: Iterable[memoryview]) -> Iterator[memoryview]:
-        """Yields the pieces, and records when they arrive."""
+        """Yields a blob's pieces, and records when each one arrives."""
         for piece in pieces:
             if (upload := self._uploads.get(digest)) is not None:
                 upload.asked_at = upload.moved_at = time.monotonic()

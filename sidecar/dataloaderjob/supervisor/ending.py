@@ -1,4 +1,4 @@
-"""The end of a job's feeders after a stop request."""
+"""The termination of a job's feeders after a stop request."""
 
 from __future__ import annotations
 
@@ -23,9 +23,10 @@ def end_feeders(
     clock: Callable[[], float] = time.monotonic,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Kills these feeders, and returns once the provider no longer finds them, or after END_TIMEOUT_S with a warning.
+    """Kills these feeders and waits until the provider no longer finds them. After END_TIMEOUT_S, logs a warning and
+    returns.
 
-    A kill is only a request: Ray's is sent in the background, and is lost if this process exits immediately.
+    The wait is needed because Ray sends a kill in the background. The kill is lost if this process exits immediately.
     """
     left, deadline = set(feeders), clock() + END_TIMEOUT_S
     while left:

@@ -1,7 +1,7 @@
 """The feeders that should exist, and the decisions about each one. Pure: no provider, no sockets, no clock.
 
-A wanted feeder is a member of the set, by its number. Events move members as in TRANSITIONS; `step` returns the actions
-that are due.
+Each wanted feeder is a member of the set, under its number. Events change the states of members as listed in
+TRANSITIONS. `step` returns the actions that are due.
 
     PLACING   requested from the provider, has not reported yet
     READY     has reported; receivers know it
@@ -10,8 +10,8 @@ that are due.
     BACKOFF   was killed or could not be placed; it is placed again later
     (none)    not wanted, does not exist
 
-A feeder of another Ray cluster, whose head was lost, is a guest: it is not a member, and receivers know it until the
-member with its number is READY.
+A guest is a feeder of another Ray cluster, whose head was lost. It is not a member. Receivers know it until the member
+with its number is READY.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from dataloaderjob.core.texts import clean
 BACKOFF = Backoff(1.0, 30.0)
 MAX_WHY = 600
 TROUBLE_S = 60.0
-"""Time for which a feeder's trouble is reported after its last occurrence, because a feeder that is killed again and
-again serves in between."""
+"""Seconds for which a problem with a feeder is reported after its last occurrence, because a feeder that is killed
+repeatedly serves in between."""
 DRAIN_GRACE_S = 0.5
-"""Minimum time in DRAINING, because an idle feeder may still get a ticket from a receiver that has not read the new
-list yet."""
+"""Minimum time in DRAINING, in seconds. Even an idle feeder may still get a ticket from a receiver that has not read
+the new list yet."""
 
 
 class FeederState(Enum):
@@ -46,11 +46,11 @@ class FeederState(Enum):
 class FeederEvent(Enum):
     REPORT = auto()
     LEAVE = auto()
-    """Its connection ended."""
+    """The feeder's connection ended."""
     FAIL = auto()
-    """The provider refused to place it, or gave up on it."""
+    """The provider refused to place the feeder, or gave up on it."""
     REPLACE = auto()
-    """A receiver reports that it hangs."""
+    """A receiver reports that the feeder hangs."""
     LATE = auto()
     """The state's deadline has passed."""
     UNWANT = auto()
@@ -77,11 +77,11 @@ TRANSITIONS: dict[tuple[FeederState, FeederEvent], FeederState] = {
     (FeederState.BACKOFF, FeederEvent.LATE): FeederState.PLACING,
     (FeederState.BACKOFF, FeederEvent.UNWANT): FeederState.NONE,
 }
-"""A pair that is not listed changes nothing: the event came late."""
+"""A pair of state and event that is not listed has no effect, because the event arrived late."""
 
 
 class Endpoint(NamedTuple):
-    """A feeder process as it reported itself."""
+    """A feeder process, as described by its own report."""
 
     name: str
     instance: str
@@ -95,7 +95,7 @@ class Endpoint(NamedTuple):
 
 
 class Trouble(NamedTuple):
-    """A feeder's trouble, whether or not the feeder serves right now."""
+    """A recent problem with a feeder. The feeder may serve again by now."""
 
     cause: Cause
     why: str
@@ -114,9 +114,9 @@ class Member:
     """Number of consecutive placements that yielded no feeder."""
     why: str = ""
     cause: Cause | None = None
-    """The cause in one word; `why` is its text."""
+    """The cause that `why` describes."""
     host: str = ""
-    """Address of the node that should run it, for messages."""
+    """Address of the node that should run the feeder, for messages."""
     endpoint: Endpoint | None = None
     trouble: Trouble | None = None
 
@@ -126,8 +126,8 @@ class Member:
 
     @property
     def told(self) -> tuple[Cause | None, str]:
-        """The cause and the text to report. They are those of the member's trouble, unless the member is missing for
-        another cause."""
+        """The cause and the text to report: those of the member's trouble if they explain more, otherwise the member's
+        own."""
         if self.trouble is not None and self.cause in _EXPLAINED:
             return self.trouble.cause, self.trouble.why
         return self.cause, self.why
@@ -150,28 +150,28 @@ class Drain:
 
 Instruction = FeederPlace | Kill | Drain
 _EXPLAINED = frozenset({None, Cause.STARTS, Cause.FAILS, Cause.LOST, Cause.OUT_OF_MEMORY})
-"""Causes that a member's trouble may explain better."""
+"""Causes that explain less than a member's trouble."""
 
 
 class FeederSet:
-    """All members. Every method that changes something increments `version`."""
+    """The set of all members. `version` increases with each change that receivers should know about."""
 
     def __init__(self, desired: int, *, ready_timeout_s: float, drain_timeout_s: float) -> None:
         self.desired = desired
         self.members: dict[int, Member] = {}
         self.version = 0
         self.session: str | None = None
-        """Session of the Ray cluster in use; None while unknown. Until then, all feeders that report a session are
-        guests."""
+        """Session of the Ray cluster in use; None while unknown. While it is unknown, any feeder that reports a session
+        is a guest."""
         self._guests: dict[str, Endpoint] = {}
         """Guests by instance."""
         self._strays: set[int] = set()
-        """Numbers of feeders that reported but are not members. They are left over from before, and must be killed."""
+        """Numbers of feeders that reported but are not wanted. They must be killed."""
         self._ready_timeout_s = ready_timeout_s
         self._drain_timeout_s = drain_timeout_s
 
     def listed(self) -> list[Endpoint]:
-        """Returns the feeders that receivers should know, by number."""
+        """Returns the feeders that receivers should know, in the order of their numbers."""
         placed = {
             index: member.endpoint
             for index, member in self.members.items()
@@ -203,28 +203,29 @@ class FeederSet:
     # Events
 
     def opened(self, session: str, now: float) -> None:
-        """Handles the provider's connection. Feeders of this session that reported before it are not guests."""
+        """Records the session of the provider that has just connected. Feeders of this session that reported earlier
+        are no longer guests."""
         self.session = session
         for endpoint in [e for e in self._guests.values() if e.session == session]:
             del self._guests[endpoint.instance]
             self.report(endpoint, now)
 
     def scale(self, desired: int) -> None:
-        """Sets the number of wanted feeders; `step` does the rest."""
+        """Sets the number of wanted feeders. `step` then returns the actions that this number requires."""
         if desired != self.desired:
             self.desired = desired
             self.version += 1
 
     def adopt(self, index: int, now: float) -> None:
-        """Adopts a feeder that was found with this number. It has the usual time to report."""
+        """Makes an existing feeder a member. The feeder has the usual time to report."""
         if index not in self.members:
             self.members[index] = Member(index, FeederState.PLACING, now, now + self._ready_timeout_s)
 
     def report(self, endpoint: Endpoint, now: float) -> bool:
         """Handles a feeder's report. Returns True if the feeder is a member or a guest; any other feeder must end.
 
-        A feeder that reports before it was looked for was placed by an earlier supervisor: it is adopted. A feeder that
-        reports the instance of another one is refused, because receivers tell processes apart by instance.
+        A wanted feeder that is not a member yet was placed by an earlier supervisor, and is adopted. A feeder that
+        reports another feeder's instance is refused, because receivers tell processes apart by instance.
         """
         if self._is_of_another(endpoint):
             return False
@@ -246,7 +247,7 @@ class FeederSet:
         return True
 
     def leave(self, name: str, instance: str, now: float) -> None:
-        """Handles the end of this process's connection."""
+        """Handles the end of a feeder process's connection."""
         self._dismiss(instance)
         member = self._member(name, instance)
         if member is None:
@@ -262,7 +263,8 @@ class FeederSet:
             member.deadline = min(member.deadline, max(now, member.since + DRAIN_GRACE_S))
 
     def replace(self, name: str, instance: str, why: str, now: float) -> list[Instruction]:
-        """Handles a receiver's report that this process hangs. The process is killed and replaced."""
+        """Handles a receiver's report that a feeder process hangs. Returns the instruction to kill the process, which
+        is later replaced; empty if the report is outdated."""
         why = clean(why, MAX_WHY)
         self._dismiss(instance)
         member = self._member(name, instance)
@@ -278,7 +280,7 @@ class FeederSet:
             self._move(member, FeederEvent.FAIL, now, why=clean(why, MAX_WHY), cause=cause)
 
     def explain(self, index: int, why: str, cause: Cause = Cause.STARTS) -> None:
-        """Explains why a member is not ready yet. STARTS does not replace the cause of an earlier failure."""
+        """Records why a member is not ready yet. STARTS does not replace the cause of an earlier failure."""
         member, why = self.members.get(index), clean(why, MAX_WHY)
         if member is None or member.why == why or member.state not in (FeederState.PLACING, FeederState.LOST):
             return
@@ -288,8 +290,8 @@ class FeederSet:
         self.version += 1
 
     def trouble(self, index: int, cause: Cause, why: str, now: float) -> None:
-        """Records that something is wrong with a member. The first text is kept while the trouble recurs, because each
-        time, it may concern a different sample."""
+        """Records a problem with a member. While the problem recurs, the first text is kept, because the text may name
+        a different sample each time."""
         member = self.members.get(index)
         if member is None:
             return
@@ -301,7 +303,7 @@ class FeederSet:
         self.version += 1
 
     def step(self, now: float) -> list[Instruction]:
-        """Returns the actions that the number of feeders and the time require now."""
+        """Returns the actions that are due now."""
         instructions: list[Instruction] = [Kill(i) for i in self._strays if i not in self.members]
         self._strays.clear()
         for index in range(self.desired):
@@ -321,10 +323,10 @@ class FeederSet:
                 instructions += self._late(member, now)
         return instructions
 
-    # Within
+    # Helpers
 
     def _is_of_another(self, endpoint: Endpoint) -> bool:
-        """True if a feeder of another name has this endpoint's instance."""
+        """Returns True if a feeder with another name has this endpoint's instance."""
         known = [member.endpoint for member in self.members.values() if member.endpoint is not None]
         return any(
             other.instance == endpoint.instance and other.name != endpoint.name

@@ -1,11 +1,11 @@
-"""The supervisor: one process of a job that keeps the wanted number of feeders running.
+"""The supervisor: the process that keeps a job's wanted number of feeders running.
 
     python -m dataloaderjob.supervisor.main --settings FILE.json
 
 `feeder_set` makes the decisions, and a provider (`providers.provider`) carries them out. `server` handles the
 connections, and `reports` keeps the reports of sidecars and feeders. Only the main thread calls the provider. A
 restarted supervisor adopts the feeders that it finds. The supervisor exits with EXIT_RAY_LATE if Ray does not come up,
-and with EXIT_RAY_LOST if Ray is lost. Its parent then starts it again; the feeders continue.
+and with EXIT_RAY_LOST if Ray is lost. Its parent then restarts it, and the feeders keep running.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ log = logging.getLogger(__name__)
 
 TICK_S = 1.0
 WITNESS_S = 60.0
-"""Time for which a receiver's report that it cannot connect to a feeder counts. The receiver repeats it every 20 s."""
+"""Seconds for which a receiver's report of an unreachable feeder counts. The receiver repeats the report every 20 s."""
 ASK_AGAIN_S = 2.5
 LEFT_S = 10.0
-"""Time after a feeder's end during which the supervisor still asks for the cause, because Ray reports it a few seconds
-late."""
+"""Seconds after a feeder's end during which the supervisor still asks whether memory ran out. Ray reports this a few
+seconds late."""
 EXIT_FAILED = 1
 
 
@@ -71,13 +71,14 @@ class Supervisor:
         """Feeders to notify that they are no longer listed."""
         self._reports = Reports()
         self._witnesses: dict[str, dict[Witness, float]] = {}
-        """instance of a feeder -> receivers that could not connect to it, each with the time."""
+        """instance of a feeder -> receivers that could not connect to the feeder, each with the time of its last
+        report."""
         self._left: dict[int, float] = {}
         """feeder -> time at which its connection last ended."""
         self._asked_for_memory_at = self._measured_at = 0.0
         self._stopping = False
         self._ending: set[int] | None = None
-        """Feeders to end because the job has ended; None if the job has not ended, or they have been ended."""
+        """Feeders that must still be ended at the end of the job; otherwise None."""
         self._ended = False
         self._started = time.monotonic()
         self._provider = provider_of(settings)
@@ -135,7 +136,7 @@ class Supervisor:
 
     def _publish_forever(self) -> None:
         """Publishes changes to sidecars. Changes in quick succession are published together, because a list of 256
-        feeders takes 50 KB. Feeders that drain are notified after the sidecars."""
+        feeders takes 50 KB. Draining feeders are notified after the sidecars."""
         published = -1
         while True:
             with self._changed:
@@ -147,7 +148,7 @@ class Supervisor:
                 self._server.drain(process)
 
     def _pause_s(self, now: float) -> float:
-        """Returns the time until the next action that is due by the clock, without an event."""
+        """Returns the seconds until the next scheduled action, at most TICK_S."""
         due = [member.since + self._provider.explain_after_s for member in self._awaited()]
         soon = min([d for d in due if d > now] + [self._feeders.next_deadline])
         return min(TICK_S, max(0.01, soon - now))
@@ -172,7 +173,8 @@ class Supervisor:
                 self._drained.append((instruction.endpoint.name, instruction.endpoint.instance))
 
     def _explain(self) -> None:
-        """Explains why feeders are late. Feeders that ended for good are placed again."""
+        """Asks the provider why feeders are late, and records the reasons. Feeders that ended permanently are placed
+        again later."""
         now = time.monotonic()
         with self._lock:
             explain_after_s = self._provider.explain_after_s
@@ -199,7 +201,7 @@ class Supervisor:
                     self._feeders.explain(why.feeder, why.text, why.cause)
 
     def _ask_for_memory(self) -> None:
-        """Asks the provider whether feeders that are missing, or were missing a moment ago, ran out of memory."""
+        """Asks the provider whether memory ran out for feeders that ended recently or fail to start."""
         now = time.monotonic()
         with self._lock:
             gone = {index for index, at in self._left.items() if now - at < LEFT_S}
@@ -219,7 +221,7 @@ class Supervisor:
                     self._feeders.trouble(member.index, Cause.OUT_OF_MEMORY, killed[host], now)
 
     def _measure(self) -> None:
-        """Reads the sums of sidecars and feeders about once a second."""
+        """Takes a reading of the sums that sidecars and feeders have reported, about once a second."""
         now = time.monotonic()
         if now - self._measured_at < TICK_S:
             return
@@ -229,7 +231,7 @@ class Supervisor:
             self._reports.measure(now, ready)
 
     def _end(self, left: set[int]) -> None:
-        """Ends all members, and the feeders `left`."""
+        """Ends all members and the feeders in `left`."""
         with self._lock:
             left = left | set(self._feeders.members)
         end_feeders(self._provider, left)
@@ -272,9 +274,9 @@ class Supervisor:
             self._changed.notify_all()
 
     def replace(self, name: str, instance: str, reason: str, witness: Witness | None = None) -> bool:
-        """Handles a receiver's report that a feeder hangs or, with a `witness`, that the receiver cannot connect to it.
-        A report of the second kind counts only if most receivers make it, because a feeder that is connected to this
-        supervisor may be cut off from only one receiver. Returns True if the feeder is replaced."""
+        """Handles a receiver's report that a feeder hangs or, if `witness` is set, that the receiver cannot connect to
+        the feeder. A feeder that cannot be reached is replaced only if most receivers report it, because one receiver
+        alone may be cut off. Returns True if the feeder is replaced."""
         with self._changed:
             if witness is not None and not self._most_agree(instance, witness):
                 log.info("%s (%s) is %s, says %s", name, instance, reason, "/".join(witness))
@@ -379,8 +381,7 @@ class Supervisor:
 
 
 def provider_of(settings: SupervisorSettings) -> Provider:
-    """Returns this job's provider. The supervisor imports ray only in this function, and only if the provider is Ray.
-    Raises InputError."""
+    """Returns this job's provider. Imports ray only if the provider is Ray. Raises InputError."""
     if settings.provider == RAY:
         from dataloaderjob.providers.ray.placement import RayProvider
 
@@ -399,7 +400,8 @@ def provider_of(settings: SupervisorSettings) -> Provider:
 
 
 def _read_desired(path: Path, default: int) -> int:
-    """Returns the number of feeders last requested from this supervisor or an earlier one."""
+    """Returns the number of feeders last requested from this supervisor or an earlier one; `default` if none is
+    known."""
     try:
         return int(json.loads(path.read_text())["feeders"])
     except FileNotFoundError:
@@ -410,7 +412,7 @@ def _read_desired(path: Path, default: int) -> int:
 
 
 def _shown(endpoint: Endpoint | None) -> dict[str, Any]:
-    """Returns the part of a status about a process that has reported: all but its key."""
+    """Returns an endpoint's fields for a status, without the key; empty without an endpoint."""
     found = {} if endpoint is None else endpoint._asdict()
     found.pop("link", None)
     return found
@@ -424,7 +426,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description="starts, replaces and scales the feeders of one job")
     parser.add_argument("--settings", type=Path, required=True, help="JSON file of SupervisorSettings")
     log_lines("supervisor: %(levelname)s %(message)s")
-    allow_all_files()  # for the connections of sidecars, feeders and unknown peers
+    allow_all_files()  # each sidecar, feeder and unknown peer has a connection
     try:
         supervisor = Supervisor(load(SupervisorSettings, parser.parse_args().settings))
     except (DataLoaderJobError, OSError) as exc:

@@ -14,10 +14,10 @@ MAX_FAILURE_TEXT = 600
 
 
 class Reports:
-    """The last reports.
+    """The last reports of a job's sidecars and feeders.
 
-    A trainer that fails also ends its sidecar, and the next attempt knows nothing about the failure. Therefore, this
-    object keeps the failure after its sidecar is gone, until some trainer takes a batch.
+    When a trainer fails, its sidecar ends too, and the next attempt knows nothing about the failure. This object
+    therefore keeps the failure until a trainer takes a batch.
     """
 
     def __init__(self) -> None:
@@ -25,7 +25,7 @@ class Reports:
         """Sidecars by name: the last message of each, without its failures."""
         self._failing: dict[str, list[dict[str, str]]] = {}
         self._taken: dict[str, int] = {}
-        """sidecar -> number of batches that its trainers had taken when it last had no failure."""
+        """sidecar -> number of batches that its trainers had taken at its last report without failures."""
         self._left: list[dict[str, str]] = []
         """Failures of sidecars that are gone."""
         self._costs: dict[str, dict[str, int]] = {}
@@ -39,8 +39,9 @@ class Reports:
         return [*self._left, *live][-MAX_FAILURES:]
 
     def add(self, sidecar: str, message: Mapping[str, Any]) -> None:
-        """Processes a metrics message. Its fields, except the type and the failures, are kept as they are."""
-        self._left = [failure for failure in self._left if failure["sidecar"] != sidecar]  # it is back
+        """Processes a sidecar's metrics message."""
+        # The sidecar is back.
+        self._left = [failure for failure in self._left if failure["sidecar"] != sidecar]
         self.sidecars[sidecar] = {k: v for k, v in message.items() if k not in ("type", "failures")}
         found = message.get("failures")
         listed = [_failure_of(sidecar, item) for item in found] if isinstance(found, list) else []
@@ -49,24 +50,24 @@ class Reports:
             return
         self._failing.pop(sidecar, None)
         taken = _batches_taken(message)
-        before = self._taken.setdefault(sidecar, taken)  # a new sidecar has taken nothing since
+        before = self._taken.setdefault(sidecar, taken)  # a sidecar's first report is not an increase
         self._taken[sidecar] = taken
         if taken > before:
             self._left.clear()
 
     def cost(self, instance: str, costs: dict[str, int] | None) -> None:
-        """Records the costs that a feeder reported; None if the feeder is gone."""
+        """Records the costs that a feeder reported. `costs`: None if the feeder is gone."""
         if costs is None:
             self._costs.pop(instance, None)
         else:
             self._costs[instance] = costs
 
     def costs(self, instance: str) -> dict[str, int]:
-        """Returns a feeder's sums; empty if it has reported none."""
+        """Returns the sums of a feeder's costs; empty if the feeder has reported none."""
         return self._costs.get(instance, {})
 
     def measure(self, now: float, ready: int) -> None:
-        """Adds a reading of all sums. `ready`: number of feeders that serve."""
+        """Adds a reading of the sums of all sidecars and feeders. `ready`: number of feeders that serve."""
         self._window.add(now, self.sidecars, self._costs, ready)
         found = self._window.measures()
         self._measures = None if found is None else found.as_dict()

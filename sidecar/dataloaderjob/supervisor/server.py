@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 log = logging.getLogger(__name__)
 MAX_COMMAND = 200
 MAX_FIELD = 253
-"""Maximum length of a text in a feeder's report of itself. All sidecars get some of these texts."""
+"""Maximum length of a text in a feeder's report about itself. All sidecars receive some of these texts."""
 MAX_METRICS_NBYTES = 1 << 20
 """Maximum size of a message from a sidecar."""
 _OF_FEEDERS = ("feeder", "blob")
@@ -53,7 +53,7 @@ Witness = tuple[str, str]
 
 
 class SupervisorState(Protocol):
-    """The supervisor as its connections use it. Called from many threads."""
+    """The supervisor's interface for its connections. Many threads call it."""
 
     def feeder_ready(self, endpoint: Endpoint) -> bool: ...
     def feeder_left(self, name: str, instance: str) -> None: ...
@@ -82,14 +82,14 @@ class _Peer:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", SEND_TIMEOUT_S, 0))
 
     def send(self, make: Callable[[], dict[str, Any]]) -> None:
-        """Sends what `make` returns. `make` is called under the lock, so the newest message is sent last. Raises
-        OSError."""
+        """Sends the message that `make` returns. `make` is called under the lock, so the newest message is sent last.
+        Raises OSError."""
         with self._lock:
             sockets.send_message(self.sock, make())
 
 
 class SupervisorServer:
-    """All connections of the supervisor."""
+    """The server for all connections to the supervisor."""
 
     def __init__(
         self, host: str, port: int, *, job_key: bytes, job: str, blob_folder: Path, state: SupervisorState,
@@ -148,7 +148,7 @@ class SupervisorServer:
             self._acceptor.expire()
 
     def _welcomed(self, sock: Connection, answer: dict[str, Any]) -> None:
-        """Serves the connection in its own thread."""
+        """Serves a connection after its handshake, in the connection's own thread."""
         name = clean(answer.get("name"), MAX_COMMAND)
         try:
             peer = _Peer(next(self._numbers), sock, answer)
@@ -199,7 +199,7 @@ class SupervisorServer:
             self._relay.has(peer.number, digest, lambda d: peer.send(lambda: {"type": "want", "digest": d}))
         elif kind == "replace":
             name, instance = supervision.text(message, "name"), supervision.text(message, "instance")
-            # A sidecar of the previous release does not send `connected`: it also reported feeders that hang.
+            # A sidecar of the previous release does not send `connected`. Its reports count as reports of a hang.
             witness = None if message.get("connected", True) else (peer.name, str(message.get("receiver")))
             done = self._state.replace(name, instance, supervision.text(message, "reason"), witness)
             self._told(peer, f"replace {name} ({instance})", "ok" if done else "not done")
@@ -231,14 +231,14 @@ class SupervisorServer:
                 newest = self._feeders.get(process) is peer
                 if newest:
                     del self._feeders[process]
-            if ready:  # else the instance and the address may be another feeder's
+            if ready:  # otherwise, the instance and the address may be another feeder's
                 self._relay.left((endpoint.host, endpoint.port))
                 self._state.costs(endpoint.instance, None)
                 if newest:
                     self._state.feeder_left(endpoint.name, endpoint.instance)
 
     def _endpoint(self, peer: _Peer, message: dict[str, Any]) -> Endpoint:
-        """Returns a feeder's report of itself. Raises ProtocolError."""
+        """Parses a feeder's report about itself. Raises ProtocolError."""
         return Endpoint(
             peer.name,
             supervision.text(message, "instance", MAX_FIELD),
@@ -251,8 +251,8 @@ class SupervisorServer:
         )
 
     def _link(self, name: str, message: dict[str, Any]) -> str:
-        """Returns the key for connections to a feeder, wrapped for sidecars; empty for a release without such keys.
-        Raises AuthError."""
+        """Returns the key for connections to a feeder, wrapped for sidecars; empty if the feeder's release has no such
+        keys. Raises AuthError."""
         if "link" not in message:
             return ""
         about = supervision.text(message, "instance")
@@ -303,7 +303,7 @@ class SupervisorServer:
 
 
 def _blob_message(peer: _Peer) -> tuple[dict[str, Any], str, int]:
-    """Receives the message that begins a blob's transfer. Returns it with the digest and the size."""
+    """Receives the message that begins a blob's transfer. Returns the message, the digest and the size in bytes."""
     peer.sock.settimeout(IDLE_TIMEOUT_S)
     message = sockets.recv_message(peer.sock)
     digest = supervision.text(message, "digest")
@@ -311,8 +311,8 @@ def _blob_message(peer: _Peer) -> tuple[dict[str, Any], str, int]:
 
 
 def _address(message: dict[str, Any], peer: str) -> tuple[str, int] | None:
-    """Returns the address at which a feeder will serve the blob; None for a feeder of the previous release, which will
-    not. `peer`: the address from which it has connected. Raises RemoteProtocolError."""
+    """Returns the address at which a feeder will serve the blob; None if it will not, as in the previous release.
+    `peer`: the address from which the feeder connected. Raises RemoteProtocolError."""
     if "host" not in message:
         return None
     return supervision.host_of(message, peer), supervision.number(message, "port", 65535)

@@ -166,8 +166,8 @@ def _next(messages: Iterator[Any], rows: range) -> pa.RecordBatch:
 
 
 def _without_our_words(text: str) -> str:
-    """Removes the words that name collate_fn from an error, because collate_fn is only this package's wrapper around
-    the user's function."""
+    """Removes the mention of collate_fn from an error, because collate_fn is only this package's wrapper around the
+    user's function."""
     return text.replace("\nraised by collate_fn in ", "\nraised in ")
 
 
@@ -178,8 +178,7 @@ class Progress:
         """`total`: the number of rows of the dataset. `before`: the number of rows in files that already existed."""
         self._total, self._done = total, before
         self._first: tuple[int, float] | None = None
-        """The number of rows done when the first batch arrived, and the time of its arrival. The rate therefore
-        excludes the startup."""
+        """The number of rows done and the time when the first batch arrived. The rate thus excludes the startup."""
         self._said_at = 0.0
 
     def add(self, rows: int) -> None:
@@ -193,7 +192,7 @@ class Progress:
 
 
 def progress_line(total: int, done: int, made: int, elapsed_s: float) -> str:
-    """Formats `640 of 1000 rows (64 %), 210 rows/s, 2 s left`. `made`: number of rows processed within `elapsed_s`
+    """Formats `640 of 1000 rows (64 %), 210.0 rows/s, 2 s left`. `made`: number of rows processed within `elapsed_s`
     seconds."""
     rate = made / elapsed_s
     return f"{done} of {total} rows ({percent(done / total)}), {rate:.1f} rows/s, {span((total - done) / rate)} left"

@@ -110,7 +110,7 @@ class Folder:
             )
 
     def write(self, part: OutputPart, batches: Sequence[pa.RecordBatch]) -> None:
-        """Writes the file of a part atomically, so that the file survives a crash of the machine."""
+        """Writes a part's file atomically. Once written, the file survives a crash of the machine."""
         unfinished = f"{_UNFINISHED}{part.name}"
         with os.fdopen(folders.open_new(unfinished, os.O_WRONLY, within=self._fd), "wb") as file:
             pq.write_table(pa.Table.from_batches(batches), file)

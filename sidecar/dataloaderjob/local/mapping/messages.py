@@ -1,4 +1,4 @@
-"""Results of the map command on their way from a feeder: one Arrow message for each batch."""
+"""Messages with the map command's results: one Arrow message for each batch, from a feeder to the command."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pyarrow.compute as pc
 from dataloaderjob.core.errors import RemoteProtocolError
 
 LEAST_LIMIT = 1 << 22
-"""Number of elements that a message of any size may have. Nulls and repeated values may take no bytes for an
-element."""
+"""Number of elements that even the smallest message may have, because nulls and repeated values may take no bytes."""
 
 
 def to_message(batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
@@ -23,10 +22,9 @@ def to_message(batch: pa.RecordBatch) -> np.ndarray[Any, Any]:
 
 
 def from_message(message: Any) -> pa.RecordBatch:
-    """Unpacks a message. The result shares no memory with the message. Raises RemoteProtocolError if the message is
-    malformed, because pyarrow would follow the message's offsets to any place in memory. Also raises it if the message
-    has far more elements than bytes, because such a message could take any amount of memory when it is written or
-    converted."""
+    """Unpacks a message into memory of its own. Raises RemoteProtocolError if the message is malformed, because pyarrow
+    would follow its offsets to any place in memory. Also raises it if the message has far more elements than bytes,
+    because writing the result could then take any amount of memory."""
     if type(message) is not np.ndarray:
         raise RemoteProtocolError(f"a feeder sent a {type(message).__name__} instead of results")
     try:

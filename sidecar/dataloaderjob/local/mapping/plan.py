@@ -1,4 +1,4 @@
-"""The plan of the result files, and which of them are still missing. Pure: `folder` accesses the file system.
+"""The plan of the result files, and the list of those that are still missing. Pure: `folder` accesses the file system.
 
 A file contains the consecutive rows of whole batches. Its content therefore depends only on the work, not on the number
 of runs that the work takes.
@@ -75,7 +75,7 @@ _WORDS = {
     "batch_size": "--batch-size",
     "rows_per_file": "--rows-per-file",
 }
-"""The words for fields in messages. Other fields appear under their own names."""
+"""Names of fields in messages. Other fields appear under their own names."""
 
 
 def differences(needed: Work, found: Mapping[str, Any]) -> list[str]:

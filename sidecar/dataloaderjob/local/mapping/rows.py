@@ -1,8 +1,8 @@
 """The part of the map command that runs in feeders: inputs with their index, and results turned into columns.
 
-The results of each batch travel as one Arrow message, so that feeders convert them to columns, and not the process that
-writes. Generators are seeded by the index of an input, not by its place among the remaining inputs. A resumed run
-therefore draws the same numbers as an uninterrupted run.
+Feeders convert results to columns, so that the writing process does not have to. The results of each batch travel as
+one Arrow message. Generators are seeded by an input's index, so a resumed run draws the same random numbers as an
+uninterrupted run.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class Inputs(Dataset[tuple[int, Any]]):
         seed_sample(_SEED, index, index)
         try:
             return index, self._dataset[index]
-        except StopIteration as exc:  # which would end the loop over the loader
+        except StopIteration as exc:  # it would end the loop over the loader
             raise RuntimeError("the dataset raised StopIteration") from exc
 
 
@@ -76,7 +76,7 @@ class Apply:
         self._collate_fn = collate_fn
         self._made: Callable[[Any], Any] | None = None
         self._held = NOTHING_HELD
-        """Generators held by an instance that this object created; the fetcher seeds the generators that a function
+        """Generators held by an instance that this object created. The fetcher seeds the generators that a function
         holds."""
 
     def __call__(self, pairs: list[tuple[int, Any]]) -> np.ndarray[Any, Any]:
@@ -99,7 +99,7 @@ class Apply:
             return self._collate_fn(samples)
         try:
             return default_collate(samples)
-        except Exception as exc:  # lengths that differ, types that it does not know
+        except Exception as exc:  # for example, different lengths or unknown types
             raise InputError(
                 f"torch's default_collate cannot collate the samples of {shown(rows)}: {exc}. Use "
                 "--collate-fn to name a function in the script that can"
@@ -120,9 +120,8 @@ def make(function: Callable[[Any], Any]) -> Callable[[Any], Any]:
 def record_batch(result: Any, rows: range) -> pa.RecordBatch:
     """Returns a record batch that contains the rows' indices and the function's result. Raises InputError if the result
     cannot become columns."""
-    if hasattr(result, "columns") and hasattr(
-        result, "__arrow_c_stream__"
-    ):  # a DataFrame, for example from pandas
+    # For example, a DataFrame from pandas.
+    if hasattr(result, "columns") and hasattr(result, "__arrow_c_stream__"):
         result = pa.table(result)
     if isinstance(result, pa.Table | pa.RecordBatch):
         columns = dict(zip(result.schema.names, result.columns, strict=True))
@@ -155,7 +154,7 @@ def _column(name: Any, value: Any, rows: range) -> pa.Array:
         raise InputError(f"column names must be strings, but the result for {shown(rows)} has {name!r}")
     try:
         array = as_arrow(value)
-    except Exception as exc:  # from whichever library the object belongs to
+    except Exception as exc:  # the object's library may raise anything
         raise InputError(
             f"column {name!r} of the result for {shown(rows)} cannot be written: {exc}; {REMEDY}"
         ) from exc
@@ -204,7 +203,8 @@ def _nested(array: np.ndarray[Any, Any]) -> pa.Array:
 
 
 def _element(value: Any) -> Any:
-    """Converts a value to a form that Arrow accepts within a list: arrays of one dimension, and lists of them."""
+    """Converts a value to a form that Arrow accepts within a list: a one-dimensional array, or a list of such
+    arrays."""
     if isinstance(value, torch.Tensor):
         value = _numpy(value)
     if not isinstance(value, np.ndarray):

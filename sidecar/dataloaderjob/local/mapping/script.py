@@ -1,7 +1,7 @@
 """The user's script: loading it, and looking up the dataset and the functions in it.
 
-As in workers that multiprocessing spawns, the script is loaded as `__main__` but has the `__name__` `__mp_main__`, so
-that code below `if __name__ == "__main__":` does not run.
+The script is loaded as `__main__`, but its `__name__` is `__mp_main__`, as in workers that multiprocessing spawns. Code
+below `if __name__ == "__main__":` therefore does not run.
 """
 
 from __future__ import annotations

@@ -224,7 +224,7 @@ def _waiting(counts: Mapping[str, int]) -> float | None:
 def _shares(rank: str, pairs: Sequence[tuple[Reading, Reading]]) -> list[float | None]:
     """Returns the share of each span that a rank spent waiting; None for a span if its share is unknown.
 
-    A wait or a step is counted once it has ended. If it is longer than the span in which it ended, the rest of its time
+    A wait or a step is counted once it has ended. If it began before the span in which it ended, its earlier part
     belongs to earlier spans.
     """
     found: list[float | None] = []

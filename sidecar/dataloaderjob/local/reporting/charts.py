@@ -43,7 +43,7 @@ _STYLE: dict[RcKeyType, Any] = {
 
 
 Draw = Callable[[Axes, int], None]
-"""A function that draws on the given axes. The number is the number of columns in a legend."""
+"""A function that draws on the given axes. Its second argument is the number of columns in a legend."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,4 +222,4 @@ def _svg(name: str, draw: Draw, size: Sequence[float]) -> str:
     text = out.getvalue()
     text = text[text.index("<svg") :]
     text = _COLOUR.sub(lambda match: f"var({_VARIABLES[match[0]]})", text)
-    return _ID.sub(lambda match: f"{match[1]}{name}-", text)  # ids of all charts of a page are distinct
+    return _ID.sub(lambda match: f"{match[1]}{name}-", text)  # a page's charts need distinct IDs

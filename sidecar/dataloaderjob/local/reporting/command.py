@@ -16,7 +16,7 @@ WATCH_S = 60
 
 
 def report(which: str | None, output: Path, *, namespace: str | None = None, seconds: int = WATCH_S) -> str:
-    """Writes the file and returns a line about it. `namespace`: if given, `which` is a job in this namespace of a
+    """Writes the report and returns a line about it. `namespace`: if given, `which` is a job in this namespace of a
     cluster, and is watched for `seconds`.
 
     Raises InputError if there is nothing to show, or not enough disk space.

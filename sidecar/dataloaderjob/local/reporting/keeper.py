@@ -1,5 +1,4 @@
-"""The collection of a run's readings, events and batch times in a folder. It takes place during the run, but outside
-the path that batches take.
+"""The collection of a run's readings, events and batch times in a folder, during the run but outside the data path.
 
 The thread that polls the sidecar and the supervisor calls `see` after each poll. Files stay below about 1 MB.
 """
@@ -115,7 +114,8 @@ class Keeper:
         builders that have ended."""
         total, cpu = Times(), dict(self._ended_cpu)
         for feeder, pid, path in timings.files(self._times_folder):
-            is_over = not Path(f"/proc/{pid}").exists()  # before the read: nothing is added afterwards
+            # Checked before the file is read, so that a process that has ended adds nothing later.
+            is_over = not Path(f"/proc/{pid}").exists()
             if (times := timings.read(path)) is None:
                 continue
             cpu[feeder] = cpu.get(feeder, 0) + times.sums.cpu_ns

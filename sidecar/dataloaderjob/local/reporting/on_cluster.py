@@ -1,4 +1,4 @@
-"""The watch of a job on a cluster through kubectl, for a report. It finds the head's pod, and reads the supervisor's
+"""The watch of a job on a cluster, for a report. It uses kubectl to find the head's pod and to read the supervisor's
 status there."""
 
 from __future__ import annotations
@@ -23,14 +23,15 @@ MODULE = "dataloaderjob.pod.status"
 TIMES_MODULE = "dataloaderjob.pod.times"
 SELECTOR = "dataloading.dev/job={},dataloading.dev/role={}"
 MOST_PODS, PARALLEL = 64, 8
-"""Maximum number of feeder pods that are queried, and maximum number that are queried at a time."""
+"""Maximum number of feeder pods to query, in total and at a time."""
 LEAST_S, MOST_S = 5, 3600
 TOLD_EVERY_S = 10.0
 MAX_WHY = 400
 
 
 def watch(namespace: str, job: str, seconds: int) -> RunData:
-    """Watches a job for some seconds, or until the user interrupts. Raises InputError if the job cannot be watched."""
+    """Watches a job for some seconds, or until the user interrupts the watch. Raises InputError if the job cannot be
+    watched."""
     if not LEAST_S <= seconds <= MOST_S:
         raise InputError(f"--seconds must be between {LEAST_S} and {MOST_S}, got {seconds}")
     pod, container, settings = _head(namespace, job)

@@ -1,4 +1,4 @@
-"""The files that `keeper` wrote about a run, and how they are found and read."""
+"""The data of one run, as `keeper` wrote it, and the functions that find and read the data."""
 
 from __future__ import annotations
 
@@ -43,8 +43,7 @@ class RunData:
 
     @property
     def is_watched(self) -> bool:
-        """True for a job on a cluster. The data of a job on a cluster covers only the time for which a command watched
-        the job."""
+        """True for a job on a cluster. The data covers only the time for which a command watched the job."""
         return bool(self.about.get("watched"))
 
 

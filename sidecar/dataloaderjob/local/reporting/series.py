@@ -19,8 +19,8 @@ MOST_READINGS = 800
 MOST_EVENTS = 400
 MAX_WHAT = 300
 REPORT = "report"
-"""Name of the folder with this data. The folder is in the run's own folder or, for runs with a record, in the
-record's."""
+"""Name of the folder with this data. The folder is in the record's folder or, for a run without a record, in the run's
+own."""
 SERIES_FILE, TIMES_FILE = "series.jsonl", "times.json"
 
 
@@ -107,8 +107,8 @@ class Series:
         return not self.readings or at - self.readings[-1].at >= self.every_s - 0.05
 
     def add(self, reading: Reading) -> bool:
-        """Adds a reading. Returns True if earlier readings were dropped. Counts are totals, so this lowers only the
-        resolution."""
+        """Adds a reading. Returns True if earlier readings were dropped. Counts are totals, so dropping readings lowers
+        only the resolution."""
         self.readings.append(reading)
         if len(self.readings) <= MOST_READINGS:
             return False

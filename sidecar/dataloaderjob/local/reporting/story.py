@@ -13,7 +13,7 @@ from dataloaderjob.local.reporting.analysis import TAIL, Analysis, Incident
 from dataloaderjob.local.reporting.series import ENDED, FAILED, MEMORY, SERVICE, TROUBLE, Event
 
 OVERLOADED = 0.3
-"""Share of build time spent waiting for a CPU above which the machine counts as too small."""
+"""If batches wait for a CPU for more than this share of their build time, the machine counts as too small."""
 MOST_ROWS, MOST_STORY = 60, 12
 LIMITS = {
     Limit.CPU: "the CPU of the processes that make batches",
@@ -117,7 +117,7 @@ def _reasons(found: Analysis) -> Iterator[str]:
 
 
 def _reasons_on_cluster(found: Analysis) -> Iterator[str]:
-    """Yields the job's own verdict, which is based on more data than the sums of a watch, and the lack of CPUs, if
+    """Yields the job's own verdict, which is based on more data than the watch. Also yields the lack of CPUs, if
     any."""
     if verdict := found.data.about.get("verdict"):
         yield f"The job's verdict on its last minute: {verdict}."

@@ -1,8 +1,7 @@
 """The data of a report about a job on a cluster, from its supervisor's statuses while a command watches it. Pure.
 
-A cluster keeps no data for a report, so a report covers only the time for which the command watched the job. Counts
-begin with the first status. Statuses come from a process in the user's image, so any value that is not a valid count is
-ignored.
+A cluster keeps no data for a report, so the report covers only the watched time. Counts begin with the first status.
+Statuses come from a process in the user's image, so any value that is not a valid count is ignored.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ Status = Mapping[str, Any]
 
 
 class Watched:
-    """The increase in all counts since the first status."""
+    """The collector of a watch, which adds up the increase in all counts since the first status."""
 
     def __init__(self) -> None:
         self.series = Series()
@@ -55,8 +54,8 @@ class Watched:
         return "" if found is None else found.sentence()
 
     def times(self, single: Times | None = None) -> Times:
-        """Returns the sums over all batches built during the watch. `single`: the times of individual batches since the
-        feeders started; None if unknown."""
+        """Returns the times of all batches built during the watch, as sums. `single`: the times of individual batches
+        since the feeders started; None if unknown."""
         total = {
             name: sum(rise.get(name, 0) for rise in self._of("feeder").values()) for name in costs.COUNTERS
         }

@@ -1,1 +1,2 @@
-"""Feeders as actors of a Ray cluster. No other provider imports ray, and in this package, `node` does not import it."""
+"""The provider that runs feeders as actors of a Ray cluster. No other provider imports ray. The module `node` of this
+package does not import it either."""

@@ -1,24 +1,23 @@
 """The Ray actor of a feeder, run by a Ray worker. It starts the feeder's host as a child, and ends with the host.
 
-This process has neither user code nor torch, so Ray's threads and connections stay out of processes that fork. The
-child ends when its standard input closes, and thus with this process, however this process ends. A feeder that Ray
-restarts serves again without any call.
+This process contains neither user code nor torch, so Ray's threads and connections stay out of processes that fork. The
+child ends when its standard input closes, so it never outlives this process. A feeder that Ray restarts serves again
+without any call.
 
-In a pod, the feeder hands its output to the pod's main process. People read `kubectl logs` of the pod, while Ray keeps
-workers' output in files that only grow. This process sends the read ends of three pipes to a datagram socket of the pod
-(`pod.feeder`). The write ends of two become file descriptors 1 and 2, so they also carry the output of native code and
-of child processes. The write end of the third belongs to this process alone. It reports to the pod that the feeder
-serves and, by closing, that the feeder has ended. Pipes are used instead of sockets because user code may open
-/dev/stdout. The pod's process always reads, even if nobody reads what it prints, so user code does not wait.
+In a pod, the feeder hands its output to the pod's main process, so that `kubectl logs` shows it. Ray would keep the
+output in files that only grow. This process sends the read ends of three pipes to a datagram socket of the pod
+(`pod.feeder`). Two of the pipes replace stdout and stderr, also for native code and for child processes. They are pipes
+rather than sockets because user code may open /dev/stdout. The third pipe reports that the feeder serves and, by
+closing, that the feeder has ended.
 
-On a Ray cluster that was not started for the job, the feeder receives the feeders' key and variables as arguments, and
-keeps blobs in a folder of the node's Ray session. Ray may kill this process at any time, so a shell that this process
-starts removes the folder once all of the job's feeders on that node have ended. If the feeder's lease has expired, this
-process asks Ray not to restart it.
+On an existing Ray cluster, the feeder receives the feeders' key and variables as arguments. It keeps blobs in a folder
+of the node's Ray session, which must be removed after the job's last feeder on that node. A separate shell process
+removes it, because Ray may kill the actor at any time. If the feeder's lease has expired, this process asks Ray not to
+restart it.
 
-On one machine, Ray forwards workers' output to the driver that started them, which shows it as lines `[feeder-0] ...`.
-A supervisor that adopted its feeders is a different driver. The filter by driver is therefore removed (Ray Serve does
-the same) and lines are selected by name.
+On one machine, Ray forwards workers' output to the driver that started them, which shows them as lines `[feeder-0]
+...`. A supervisor that adopted its feeders is a different driver. Therefore, `show` removes Ray's filter by driver, as
+Ray Serve does, and selects lines by the actor's name.
 """
 
 from __future__ import annotations
@@ -65,19 +64,20 @@ log = logging.getLogger(__name__)
 
 TIMEOUT_S = 5.0
 LAST_WORDS_S = 2.0
-"""Maximum wait for the host's last output. A process of user code may hold the pipe open after the host has ended."""
+"""Maximum wait in seconds for the host's last output. A process of user code may hold the pipe open after the host has
+ended."""
 EXIT_BROKEN = 70
 LAST_KILL_S = 10.0
-"""Time for Ray to kill an actor that has requested its own end."""
+"""Seconds to wait for Ray to kill an actor that has requested its own end."""
 FOREIGN_FOLDER = "dataloaderjob"
-"""Subfolder of a Ray session's folder for the blobs of jobs that did not start this Ray cluster."""
+"""Subfolder of the Ray session's folder, for the blobs of jobs on an existing Ray cluster."""
 _JANITOR = (
     'exec 3<&0; (trap "" HUP INT TERM; read -r _ <&3; sleep 1; rm -f "$1/users/$2"; '
     'rmdir "$1/users" 2>/dev/null && rm -rf "$1") </dev/null &'
 )
 """A shell script that waits until the process at the other end of its input has ended. Then it removes that process's
-mark in the folder `$1` and, with the last mark, the folder. It runs as a grandchild, because Ray kills an actor
-together with its children."""
+mark from the folder `$1`. If no mark is left, it also removes the folder. The script runs as a grandchild, because Ray
+kills an actor together with its children."""
 _ANY = ("0.0.0.0", "::", "")  # noqa: S104  compared with, not bound
 _HANDLER = "dataloaderjob"
 
@@ -88,8 +88,8 @@ def at_home(settings: FeederSettings, folder: Path) -> FeederSettings:
 
 
 def abroad(settings: FeederSettings, foreign: ForeignNode, address: str, session: Path) -> FeederSettings:
-    """Returns the settings for a node that was not started for the job. They have an address that other nodes can
-    reach, and a folder for blobs that is removed with the job's last feeder on that node. `session`: folder of the
+    """Returns the settings for a node of an existing Ray cluster. The blob folder is removed after the job's last
+    feeder on that node has ended. `address`: the node's address, which other nodes can reach. `session`: folder of the
     node's Ray session."""
     jobs = session / FOREIGN_FOLDER
     jobs.mkdir(mode=0o700, exist_ok=True)
@@ -142,8 +142,8 @@ def tell_ended(settings: FeederSettings, why: str) -> None:
 
 
 def hand_over(name: str, folder: Path) -> int | None:
-    """Hands everything that this process prints from now on to the pod. Returns the descriptor to write to once the
-    feeder serves. Returns None, and leaves the output as it was, if the pod does not accept it."""
+    """Redirects this process's output to the pod. Returns the descriptor to write to once the feeder serves. If the pod
+    does not accept the output, leaves the output unchanged and returns None."""
     ends = [os.pipe() for _ in range(3)]
     life = None
     try:
@@ -167,10 +167,10 @@ def hand_over(name: str, folder: Path) -> int | None:
 
 
 class Feeder:
-    """One feeder of a job."""
+    """The actor that runs one feeder of a job."""
 
     def __init__(self, settings: FeederSettings, foreign: ForeignNode | None = None) -> None:
-        """`foreign`: set on a node that was not started for the job.
+        """`foreign`: set on an existing Ray cluster.
 
         Raises ServiceError with the host's last line if the host does not serve. Ray's record of the actor keeps that
         text.
@@ -207,8 +207,7 @@ class Feeder:
         return self._name
 
     def _end_with_host(self) -> None:
-        """Ends this process once its host has ended, because the process is useless without a host. Ray then restarts
-        the actor."""
+        """Ends this process once its host has ended. Ray then restarts the actor, unless the lease has expired."""
         try:
             code = self._host.wait()
             if code == EXIT_LEASE_OVER and self._foreign is not None:
@@ -226,8 +225,8 @@ class Host:
     def __init__(self, settings: FeederSettings, env: Mapping[str, str], key: bytes | None = None) -> None:
         """Returns once the feeder serves. `key`: the feeders' key, if no file on this node contains it.
 
-        Raises OSError. Raises ServiceError with the host's last line if the host ends first. This call has no deadline,
-        because the supervisor has one, and kills the actor.
+        Raises OSError. Raises ServiceError with the host's last line if the host ends first. There is no deadline,
+        because the supervisor kills an actor that is late.
         """
         self._words = ""
         """The last line on the host's standard error."""
@@ -237,9 +236,8 @@ class Host:
         with tempfile.TemporaryDirectory(prefix="dlj-feeder-") as folder:
             if key is not None:
                 settings = dataclasses.replace(settings, key_path=str(Path(folder) / "key"))
-                Path(settings.key_path).write_bytes(
-                    key
-                )  # the folder is private, and removed once the key is read
+                # The folder is private, and is removed once the host has read the key.
+                Path(settings.key_path).write_bytes(key)
             self._process, reader = start_host(settings, Path(folder), stderr=subprocess.PIPE, env=env)
             self._copier = threading.Thread(target=self._copy_errors, name="dlj-stderr", daemon=True)
             self._copier.start()
@@ -289,8 +287,8 @@ def shown_name(name: str, tag: str) -> str:
 
 
 def show(tag: str = "") -> None:
-    """Shows feeders' output from now on, for the job with this tag or for all jobs. Call it once, after ray.init with
-    log_to_driver."""
+    """Shows the output of feeders from now on. `tag`: the tag of the job whose feeders are shown; empty for all jobs.
+    Call this function once, after ray.init with log_to_driver."""
     ray_worker.global_worker._filter_logs_by_job = False  # noqa: SLF001
     dispatcher = ray_logging.global_worker_stdstream_dispatcher
     for name in [key for key, _ in list(dispatcher.handlers)]:
@@ -300,8 +298,8 @@ def show(tag: str = "") -> None:
 
 
 def _print(data: dict[str, Any], tag: str, driver: str) -> None:
-    """Prints lines that Ray forwards from feeders. `driver`: Ray's name for this driver. Until a feeder is constructed,
-    Ray calls it Feeder."""
+    """Prints lines that Ray forwards from feeders. `driver`: Ray's ID of this driver. Ray labels the lines with the
+    name Feeder until the feeder's constructor has run."""
     name = str(data.get("actor_name") or "")
     if tag and name != "Feeder":
         of, _, name = name.rpartition("/")

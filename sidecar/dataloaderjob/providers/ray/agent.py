@@ -1,11 +1,12 @@
-"""Ray's side of the head's pod: it serves a supervisor in another container, which has neither Ray nor its token.
+"""The supervisor's agent in Ray's container of the head's pod. The supervisor's own container has neither Ray nor its
+token.
 
     python -m dataloaderjob.providers.ray.agent --settings FILE.json
 
 This process is the job's Ray driver. It has Ray's token and, on an existing Ray cluster, the feeders' key. It does not
-have the job's key, because code with the token can take over the process: Ray's client loads pickles that others have
-written. It answers the messages of `providers.link`, for one supervisor at a time. If Ray does not come up or ends,
-this process exits with EXIT_RAY_LATE or EXIT_RAY_LOST, and its parent restarts it.
+have the job's key, because anyone who holds the token can take over this process: Ray's client loads pickles from
+others. It answers the messages of `providers.link`, for one supervisor at a time. If Ray does not come up or ends, this
+process exits with EXIT_RAY_LATE or EXIT_RAY_LOST, and its parent restarts it.
 """
 
 from __future__ import annotations
@@ -38,7 +39,7 @@ log = logging.getLogger(__name__)
 
 EXIT_FAILED = 1
 REST_S = 10.0
-"""Maximum wait for the rest of a request, and for a supervisor that does not read an answer."""
+"""Maximum wait in seconds for the rest of a request, and for a supervisor to read an answer."""
 
 
 def listen(path: Path) -> socket.socket:

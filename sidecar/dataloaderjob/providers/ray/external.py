@@ -2,10 +2,10 @@
 
     python -m dataloaderjob.providers.ray.external HOST:PORT [--join]
 
-This command prints {"host": address of this machine's node}, or {"error": text}. With --join, for a pod that is about
-to become a node, it prints {"host": ""} or {"error": text, "versions": true if the versions are the error}. Callers run
-the command in a separate process, because Ray's client waits 40 s for a GCS that does not answer. The job's Ray driver
-checks again when it connects, because the cluster may have been replaced since.
+This command prints {"host": address of this machine's node}, or {"error": text, "versions": true if a version differs}.
+With --join, for a pod that is about to become a node, "host" is empty. Callers run the command in a separate process,
+because Ray's client waits 40 s for a GCS that does not answer. The job's Ray driver repeats the check when it connects,
+because the cluster may have been replaced since.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def described(address: str, *, remedy: str = HERE) -> list[Any]:
 
 
 def compare_versions(cluster: Mapping[str, Any], *, ray: str, python: str) -> None:
-    """Raises VersionsDiffer unless the cluster has version `ray` of Ray, and the same minor version of Python as
-    `python`. `cluster`: the cluster's own metadata, which contains both versions."""
+    """Raises VersionsDiffer unless the cluster has this version of Ray and this minor version of Python. `cluster`: the
+    cluster's metadata, which contains both versions."""
     theirs = str(cluster.get("ray_version", "unknown")), str(cluster.get("python_version", "unknown"))
     if theirs[0] == ray and minor(theirs[1]) == minor(python):
         return

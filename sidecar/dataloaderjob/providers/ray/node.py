@@ -1,11 +1,11 @@
-"""Ray's processes on one node: started, watched and ended as a unit. `local` and `pod` use it.
+"""Ray's processes on one node, which are started, watched and ended together. `local` and `pod` use this module.
 
-`ray start` runs in a separate session, without a dashboard or client server, and with a small object store and token
-authentication. The node has no CPUs unless user code may start tasks: feeders are placed by a resource named "feeder",
-and Ray starts no workers before they are needed. `ray start` runs without `--block`, which would kill the raylet, and
-with it all feeders, as soon as the GCS dies. Ray's processes outlive a SIGTERM. Every process of the session is
-therefore recorded with a pidfd, so that processes that are left after the grace period can be killed. This module does
-not import Ray.
+`ray start` runs in its own session, without a dashboard or client server. The node has a small object store, and
+authenticates with the cluster's token, if any. Feeders are placed by a resource named "feeder". Unless user code may
+start tasks, the node has no CPUs, so that Ray starts no workers before they are needed. `--block` is not used, because
+it would kill the raylet and all feeders as soon as the GCS dies. Ray's processes may survive a SIGTERM. This module
+therefore records a pidfd for every process of the session, and kills the processes that are left after the grace
+period. This module does not import Ray.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from dataloaderjob.core.processes import alive
 from dataloaderjob.core.settings import FeederSettings, RayTasks, RayTuning, dump
 
 MAX_FOLDER_NBYTES = 40
-"""Maximum size of the folder's path. Ray adds up to 64 bytes for Unix sockets, and their paths may have at most 107."""
+"""Maximum size in bytes of the folder's path. Ray appends up to 64 bytes for Unix sockets, whose paths may have at most
+107."""
 NO_TASKS = RayTasks()
 NOTHING: Mapping[str, str] = MappingProxyType({})
 HOST_MODULE = "dataloaderjob.feeder.host"
@@ -42,8 +43,8 @@ _START = (
     "scripts.main()"
 )
 """Code that runs `ray start` without Ray's client server (60 MB, a fixed port) and without the dashboard's process (120
-MB), which only counts usage if there is no dashboard. `ray start` has no option to omit them. On two cores, each delays
-the start by a second."""
+MB). Without a dashboard, that process only collects usage statistics. `ray start` has no option to omit either of them.
+On two cores, each delays the start by a second."""
 
 
 @dataclass(slots=True)
@@ -58,7 +59,7 @@ class _Process:
 
 
 class RayNode:
-    """A raylet and its helpers and, with `--head`, the GCS."""
+    """A Ray node: a raylet, its helpers and, with `--head`, the GCS."""
 
     def __init__(
         self,
@@ -72,8 +73,8 @@ class RayNode:
         host: str = "127.0.0.1",
         remedy: str = "set TMPDIR to a shorter path",
     ) -> None:
-        """`folder`: the folder for all state. `token_path`: None for a cluster without a token. `vital`: names of the
-        processes without which the node counts as dead.
+        """`folder`: the folder for all state. `token_path`: None for a cluster without a token. `vital`: names of
+        processes; the node counts as dead if one of them ends.
 
         Raises InputError, with `remedy`, if the folder's path is too long for Ray's Unix sockets.
         """
@@ -97,7 +98,7 @@ class RayNode:
         return self.folder / "ray_current_cluster"
 
     def env(self) -> dict[str, str]:
-        """Returns the environment for every process that uses this Ray: authentication and tuning."""
+        """Returns the variables that every client of this Ray cluster needs, for authentication and tuning."""
         auth = {"RAY_AUTH_MODE": "disabled"}
         if self.token_path is not None:
             auth = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN_PATH": str(self.token_path)}
@@ -110,7 +111,7 @@ class RayNode:
         return {} if self._tasks.cpus else {"RAY_memory_monitor_refresh_ms": "0"}
 
     def marks(self) -> dict[str, str]:
-        """Returns variables that describe the node to its processes, and thus to feeders' actors."""
+        """Returns variables that show feeders' actors whether user code may start tasks."""
         return {RAY_TASKS_VARIABLE: "1"} if self._tasks.cpus else {}
 
     def launch(
@@ -146,8 +147,7 @@ class RayNode:
         return self._starter.poll()
 
     def pids(self) -> dict[int, str]:
-        """Returns the live processes of this node, recorded by this or an earlier call, as a mapping from pid to
-        name."""
+        """Returns the live processes of this node, as a mapping from pid to name."""
         self._record()
         return {p.pid: p.name for p in self._processes.values() if alive(p.pidfd)}
 
@@ -160,7 +160,7 @@ class RayNode:
         return self._vital <= set(self.pids().values())
 
     def vital_pidfds(self) -> dict[str, int]:
-        """Returns the pidfds of the vital processes that have been seen running. They are valid until `stop`."""
+        """Returns the pidfds of the vital processes seen so far, by name. They are valid until `stop`."""
         self._record()
         return {p.name: p.pidfd for p in self._processes.values() if p.name in self._vital}
 
@@ -221,8 +221,8 @@ def without_ray(env: Mapping[str, str]) -> dict[str, str]:
 
 
 def ray_of_tasks(env: Mapping[str, str], address: str) -> dict[str, str]:
-    """Returns the variables that user code needs to be a driver of the Ray cluster at `address`, from a node's
-    environment. Returns none if user code may not start tasks."""
+    """Returns the variables that user code needs to connect to the Ray cluster at `address`; empty if user code may not
+    start tasks. `env`: the node's environment."""
     if RAY_TASKS_VARIABLE not in env:
         return {}
     own = {name: env[name] for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN_PATH") if name in env}
@@ -238,9 +238,9 @@ def start_host(
     own_session: bool = False,
     env: Mapping[str, str] = NOTHING,
 ) -> tuple[subprocess.Popen[bytes], int]:
-    """Starts the host of one feeder, with its settings in `folder`. Returns the host's process, and a descriptor that
-    yields a line once the feeder serves. User code does not see Ray's token unless `env` contains it. Raises
-    OSError."""
+    """Writes a feeder's settings to `folder`, and starts the feeder's host. Returns the host's process, and a
+    descriptor that yields a line once the feeder serves. User code does not see Ray's token unless `env` contains it.
+    Raises OSError."""
     path = folder / "settings.json"
     dump(settings, path)
     reader, writer = os.pipe2(os.O_CLOEXEC)

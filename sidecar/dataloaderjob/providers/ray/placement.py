@@ -1,9 +1,9 @@
 """All calls to Ray on the supervisor's behalf: connecting to Ray, and placing, killing and finding feeders. Only the
 main thread calls this module.
 
-The module also explains why a feeder is late, from the record of its actor in Ray's GCS (pure). Ray kills and restarts
-a worker process that has not registered with its raylet in time. After six such attempts, the actor is dead (Ray 2.60).
-An actor whose constructor raises is dead immediately.
+`Explainer` derives the reason why a feeder is late from the record of its actor in Ray's GCS (pure). Ray kills and
+restarts a worker process that has not registered with its raylet in time. After six such attempts, the actor is dead
+(Ray 2.60). An actor whose constructor raises an exception is dead immediately.
 """
 
 from __future__ import annotations
@@ -44,15 +44,15 @@ from dataloaderjob.providers.ray.actor import Feeder
 log = logging.getLogger(__name__)
 
 GCS_GONE_S = 5.0
-"""Time without Ray's GCS after which this process ends, because calls to Ray then hang."""
+"""Seconds without Ray's GCS after which this process ends, because calls to Ray then hang."""
 REGISTER_MARGIN_S = 1.0
-"""Margin for the raylet, which uses its own clock, and starts the process a moment after it has received the actor."""
+"""Seconds added to the raylet's timeout, because the raylet starts its clock a moment later than this process."""
 JOIN_S = 10.0
-"""Time that a node may take to join Ray. Lack of room is reported as the cause only after that time."""
+"""Seconds that a node may take to join Ray. Until then, lack of room is not reported as the cause."""
 MEMORY_KILL_S = 30.0
-"""Time for which a kill by Ray's memory monitor counts as the cause of a feeder's loss."""
+"""Seconds for which a kill by Ray's memory monitor counts as the cause of a feeder's loss."""
 MODULE_MISSING_S = 30.0
-"""Time for which a worker's failed import counts as the cause of a restart. Ray does not name the worker's job."""
+"""Seconds for which a worker's failed import counts as the cause of a restart. Ray does not name the worker's job."""
 DEAD = "DEAD"
 _OUT_OF_MEMORY = common_pb2.WorkerExitType.Value("NODE_OUT_OF_MEMORY")  # type: ignore[attr-defined]
 _MODULE_MISSING = "No module named 'dataloaderjob"
@@ -61,7 +61,7 @@ _INSTALL = (
 )
 GIB = 1 << 30
 _STARTUP_FAILED = "worker startup"
-"""Part of the GCS's record of a process that never registered."""
+"""Text in the GCS's record of an actor whose process never registered."""
 
 
 class Life(NamedTuple):
@@ -73,7 +73,8 @@ class Life(NamedTuple):
     """True if a worker process has registered for the actor."""
     restarts: int = 0
     death: str = ""
-    """The last line of the reason why the actor is dead, or, if known, why its last process ended; empty otherwise."""
+    """The last line of the reason for the actor's death, or the import error that ended its last process; empty
+    otherwise."""
     host: str = ""
     """Address of the node that Ray has chosen for the actor; empty until then."""
 
@@ -88,8 +89,8 @@ class Room(NamedTuple):
 
 
 class Explainer:
-    """The explainer of late feeders. It remembers since when an actor has had room but no process, or has had no
-    room."""
+    """The explainer of late feeders. It remembers since when each feeder has lacked room, or has had room but no
+    process."""
 
     def __init__(self, register_timeout_s: float) -> None:
         self._register_timeout_s = register_timeout_s
@@ -263,7 +264,8 @@ class RayProvider:
         )
 
     def out_of_memory(self) -> Mapping[str, str]:
-        """Reads from the GCS which workers Ray's memory monitor killed. The GCS does not record that for actors."""
+        """Finds the workers that Ray's memory monitor killed, according to the GCS. The GCS does not record such kills
+        for actors."""
         return {
             str(worker.worker_address.ip_address): monitor_text(
                 str(worker.exit_detail), self._settings.memory_field
@@ -363,7 +365,8 @@ def _shown(name: str, amount: float) -> str:
 
 
 def monitor_text(detail: str, field: str) -> str:
-    """Returns a message about a worker that Ray's memory monitor killed, derived from Ray's own message (Ray 2.60)."""
+    """Returns a message for users about a worker that Ray's memory monitor killed. `detail`: Ray's own message (Ray
+    2.60)."""
     found = re.search(r"was ([\d.]+ ?[KMGT]?B) used / ([\d.]+ ?[KMGT]?B) limit", detail)
     used = f", with {found[1]} of {found[2]} in use" if found else ""
     return (
@@ -372,7 +375,7 @@ def monitor_text(detail: str, field: str) -> str:
 
 
 def _last_line(cause: Any) -> str:
-    """Returns the last line of the GCS's record of an actor's death, whichever part of Ray reported it."""
+    """Returns the last line of the GCS's record of an actor's death."""
     kind = cause.WhichOneof("context")
     info = getattr(cause, kind) if kind else None
     text = getattr(info, "formatted_exception_string", "") or getattr(info, "error_message", "")
@@ -418,7 +421,7 @@ def _end(code: int, text: str) -> NoReturn:
 
 @contextlib.contextmanager
 def _deadline(seconds: float, text: str) -> Iterator[None]:
-    """Ends this process with EXIT_RAY_LATE and `text` unless the block ends in time."""
+    """Ends this process with EXIT_RAY_LATE, and logs `text`, unless the block ends in time."""
 
     timer = threading.Timer(seconds, _end, (EXIT_RAY_LATE, text))
     timer.daemon = True
