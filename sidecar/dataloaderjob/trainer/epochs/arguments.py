@@ -1,4 +1,4 @@
-"""Checks of the DataLoader arguments that are not torch's. They raise the same kinds of errors as torch, or
+"""Checks of the DataLoader arguments that torch does not have. They raise the same kinds of errors as torch, or
 InputError."""
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ TAILS = ("drop", "pad", "error")
 
 def steps(batches: int, tail: str) -> int:
     """Returns the number of batches that each rank gets if `batches` are dealt to all ranks."""
-    from dataloaderjob.trainer.session import slot_places  # not while the service starts
+    from dataloaderjob.trainer.session import (
+        slot_places,
+    )  # imported late, so as not to delay the service's start
 
     return batches // slot_places.world() if tail == "drop" else -(-batches // slot_places.world())
 

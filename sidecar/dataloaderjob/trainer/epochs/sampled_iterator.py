@@ -53,8 +53,8 @@ class SampledIterator(ServiceIterator):
         self._client.flush(stream)
 
     def _begin_late(self, before: Taker | AheadTaker) -> Taker | AheadTaker:
-        """Draws again, because the epoch was set after iter(). No batch has been returned yet. Returns the new stream's
-        taker."""
+        """Draws again, because the epoch was set after iter(). No batch has been returned yet. Returns the taker of the
+        new stream."""
         self._drawn = self._first
         self._sampler_iter = iter(self._index_sampler)
         self._restart(before)
@@ -92,7 +92,9 @@ class SampledIterator(ServiceIterator):
             try:
                 keys = given if type(given) is list and not self._bare else as_keys(given, bare=self._bare)
                 self._ask_for(stream, keys)
-            except Exception as exc:  # invalid keys, or keys that cannot be sent, count as its error
+            except (
+                Exception
+            ) as exc:  # invalid keys, or keys that cannot be sent, count as the sampler's error
                 self._exhausted, self._sampler_error = True, exc
                 break
             self._drawn, self._position = self._drawn + 1, self._position + len(keys)

@@ -59,7 +59,7 @@ class SeededIterator(_BaseDataLoaderIter):
         self._begin_consumption()
 
     def _begin_consumption(self) -> int:
-        """Returns the growth of the loader's digest since the last batch."""
+        """Begins an epoch of the loader's digest. Returns the change to the digest that has not been reported yet."""
         return self._consumption.begin()
 
     def _reset(self, loader: EpochSource, first_iter: bool = False) -> None:
