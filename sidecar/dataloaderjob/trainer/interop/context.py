@@ -31,8 +31,7 @@ class FeedersContext(contexts.ForkContext):
     """
 
     def __init__(self, *, allow_pickle: bool = False, of: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Keeps `of`: the options, by name, that the loader providing this context has and that torch's loaders do not
-        have."""
+        """`of` holds, by name, those options of our loader that torch's loaders do not have."""
         self.allow_pickle = allow_pickle
         self.of = of
         self.client: Client | None = None

@@ -44,8 +44,7 @@ from dataloaderjob.trainer.session.taking import Taker
 from dataloaderjob.trainer.session.tickets import Placed, as_keys, submit
 
 NO_PID = 1 << 30
-"""The PID of worker 0. No process has this PID, because torch watches its workers' PIDs and must not see any of them
-exit."""
+"""The PID of worker 0. No process has this PID: torch watches its workers' PIDs, and must not see any of them exit."""
 AHEAD = 4
 """Number of batches in the window for each worker. A session does not know torch's `prefetch_factor`."""
 LEAST_AHEAD = 16
@@ -67,8 +66,7 @@ class Context(Protocol):
 
 
 class FailedBatch(ExceptionWrapper):
-    """The replacement for a batch that failed, in the form that torch's iterator expects. The iterator then raises the
-    original exception."""
+    """A failed batch in the form that torch's iterator expects. The iterator raises the original exception."""
 
     def __init__(self, error: BaseException) -> None:
         # The frames of the traceback hold the iterator.
@@ -84,8 +82,7 @@ class FailedBatch(ExceptionWrapper):
 
 
 class Queue:
-    """A queue for results or for index lists. Which of the two is known once a worker that uses the queue is
-    started."""
+    """A queue for results or for index lists. Its role is known once a worker that uses it has started."""
 
     def __init__(self) -> None:
         self.session: ContextSession | None = None
@@ -142,7 +139,7 @@ class Worker:
         self.pid = NO_PID + number
 
     def is_alive(self) -> bool:
-        """Returns True: the queue of results raises the errors of the service."""
+        """Returns True. If the service fails, the queue of results raises the error."""
         return True
 
     def join(self, timeout: float | None = None) -> None:
@@ -194,8 +191,8 @@ class ContextSession:
         """The first draw number for generators that the dataset holds; None if the dataset holds none."""
         self._place = _Place()
         self._resets = 0
-        """Number of times that torch requested another epoch from the workers. `_place` is updated only when results
-        are taken."""
+        """Number of further epochs that torch has requested from the workers. `_place` follows only when results are
+        taken."""
         self._taker: Taker | None = None
         self._first = 0
         self._asked: dict[int, tuple[int, int, bool]] = {}
@@ -278,7 +275,8 @@ class ContextSession:
     # Results, for the single thread that takes them
 
     def interrupt(self, item: Any) -> None:
-        """Passes an item, ahead of further batches, to the thread that takes batches and may be waiting for one."""
+        """Passes an item to the thread that takes batches, ahead of further batches. The thread may be waiting for a
+        batch."""
         self._reply(item)
         taker = self._taker
         if taker is not None:

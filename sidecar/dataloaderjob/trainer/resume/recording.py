@@ -44,7 +44,7 @@ class Recorder:
     """This process's part of the record."""
 
     def __init__(self, folder: Path, rank: str) -> None:
-        """Raises OSError. Raises InputError for a folder in which other users' links lead elsewhere."""
+        """Raises OSError, or InputError if another user could redirect the folder through a link."""
         folders.make_for_owner(folder)
         self._folder = folder
         top = folders.enter(folder, InputError)
@@ -64,7 +64,7 @@ class Recorder:
         self.ended = False
 
     def _made(self, name: str, top: int) -> Path:
-        """Creates a folder of the record. Its path goes through a file descriptor, so that no link can take the
+        """Creates a folder of the record. Returns a path through a file descriptor, so that no link can take the
         folder's place."""
         fd = folders.make_within(name, top, InputError)
         weakref.finalize(self, os.close, fd).atexit = False
@@ -172,7 +172,7 @@ class Recording:
 
 
 def recorder(consumption: Consumption) -> Recorder | None:
-    """Returns this process's recorder, if the environment asks for one and the loader is one of the script's own."""
+    """Returns this process's recorder, if the environment asks for one and the loader belongs to the script."""
     global _recorder, _failed
     folder = os.environ.get(RECORD_VARIABLE)
     if not folder or _failed or not consumption.counts or os.environ.get(IN_FEEDER_VARIABLE):
@@ -188,8 +188,8 @@ def recorder(consumption: Consumption) -> Recorder | None:
 
 
 def record_here(spec: EpochSpec) -> Recording | None:
-    """Returns the record of an epoch whose batches this process makes. It includes the bundle of the code and data, if
-    the bundle can be stored."""
+    """Returns the record of an epoch whose batches this process makes, or None if nothing is recorded. The record
+    includes the code and data, if they can be stored."""
     consumption = spec.consumption
     own = recorder(consumption)
     if own is None:

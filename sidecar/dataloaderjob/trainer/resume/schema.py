@@ -27,8 +27,7 @@ text."""
 
 
 def validate(state: Mapping[str, Any], *, takes: CheckGenerator, is_stream: bool) -> None:
-    """Raises InputError, with the path of the first invalid field, if the state cannot have been produced by one of our
-    loaders.
+    """Raises InputError, with the path of the first invalid field, unless one of our loaders may have made the state.
 
     `takes` checks the state of one generator. With `is_stream`, the field `sampler` holds the slots of an
     IterableDataset.

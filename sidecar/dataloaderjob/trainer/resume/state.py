@@ -177,9 +177,8 @@ class Resume:
 
     @classmethod
     def of(cls, state: Mapping[str, Any], spec: EpochSpec | None = None) -> Resume:
-        """Returns the checked state. Raises InputError, with the path of the offending field, if the state cannot have
-        been produced by one of our loaders. With `spec`, also checks that the loader's own generators accept their
-        states."""
+        """Returns the checked state. Raises InputError, with the path of the invalid field, unless one of our loaders
+        may have made the state. With `spec`, also checks that the loader's own generators accept their states."""
         if not isinstance(state, Mapping):
             raise InputError(
                 f"load_state_dict() takes the result of state_dict(), got {type(state).__name__}: was the "
@@ -250,7 +249,7 @@ class Resume:
         return samples
 
     def check_order(self, last: Any, sampler: Any) -> None:
-        """Raises InputError if the batch that was skipped last is not the batch that had been returned last."""
+        """Raises InputError if the first keys of the last skipped batch differ from those in the state."""
         seen = self.state.get("seen")
         keys = first_keys(last) if seen else None
         if keys is not None and keys != seen and (ranks_of(sampler) or 1) == 1:
