@@ -33,7 +33,7 @@ _KEPT = (
     "pin_memory_device", "in_order",
 )  # fmt: skip
 _SKIPPED_INTO = "skipped_into"
-"""Marks the state of an epoch that one of Accelerate's loaders resumed. The state does not record how far the epoch
+"""Marks the state of an epoch that one of Accelerate's loaders resumed. Such a state does not record how far the epoch
 got."""
 _Prepared = TypeVar("_Prepared")
 
@@ -75,7 +75,7 @@ class _Begun:
             torch.empty((), dtype=torch.int64).random_(generator=self.seeds)
 
     def check(self, number: int, keys: Any, sampler: Any) -> None:
-        """Raises InputError if this is the last batch of the state and its keys differ."""
+        """Raises InputError if this is the last batch that the state counts, and its keys differ."""
         if number == self.resume.batches - 1 and not self.resume.state.get(_SKIPPED_INTO):
             self.resume.check_order(keys, sampler)
 

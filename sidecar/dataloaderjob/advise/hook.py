@@ -1,7 +1,7 @@
 """The hook that watches the loaders of a process. `site/sitecustomize.py` installs it once torch's loader is imported.
 
-The hook times calls of next(). It then replays the last batches, to measure a step that need not wait for input, makes
-a few batches itself, and writes the results. After that, it blocks the training loop until the command terminates the
+The hook times calls of next(). It then replays the last batches, to measure a step that need not wait for input. After
+that, it makes a few batches itself, writes the results, and blocks the training loop until the command terminates the
 script. It draws no random numbers before it makes batches, so all batches up to then are the same as without the hook.
 """
 
@@ -115,11 +115,10 @@ class Watcher:
 
     @staticmethod
     def _beside(step: int, loader: _Loader, iterator: Any, original: Any) -> Any:
-        """Returns a batch of a loader that is iterated alongside the replayed one. In each replayed step, the first
-        batch of this loader is replayed as well.
+        """Returns a batch of a loader that is iterated alongside the replayed one. In each replayed step, this loader's
+        first batch is a replayed one, too.
 
-        An evaluation takes many batches in one step. After the first batch, the evaluation gets its own batches, so
-        that it ends.
+        An evaluation takes many batches in one step. After the first batch, it gets its own batches, so that it ends.
         """
         if loader.step == step or not loader.kept:
             return original(iterator)
@@ -223,7 +222,8 @@ def _wait_for_device() -> None:
 
 
 def _quietly(function: Any) -> None:
-    """Calls one of the script's functions if it exists. The script is about to end, so an error does not matter."""
+    """Calls one of the script's functions, if it exists. Its errors do not matter, because the script is about to
+    end."""
     with contextlib.suppress(Exception):
         if function is not None:
             function()

@@ -192,8 +192,8 @@ def _remedy(found: Verdict) -> list[str]:
 
 
 def _here(found: Verdict) -> list[str]:
-    """Returns a line about the free CPUs, and whether torch workers may suffice without feeders. Returns no line if the
-    number of free CPUs is unknown."""
+    """Returns a line about the free CPUs, which also states whether torch workers may suffice without feeders. Returns
+    no line if the number of free CPUs is unknown."""
     if found.free_cpus is None:
         return []
     workers = workers_that_suffice(found)

@@ -23,8 +23,7 @@ from dataloaderjob.core.processes import adopt_orphans
 
 POLL_S = 0.1
 GRACE_S, SHIPPING_S = 15.0, 30.0
-"""Seconds that a step may take to end once the time is up, and seconds that one rank has to make batches and do the dry
-run."""
+"""Seconds that a step may take to end once the time is up, and seconds that one rank has to measure single batches."""
 SITE = Path(__file__).with_name("site") / "sitecustomize.py"
 
 

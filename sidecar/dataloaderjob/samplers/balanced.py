@@ -1,4 +1,4 @@
-"""Batches of one size with equal work on all ranks: lengths decide which rank gets which samples of a global batch."""
+"""Batches of one size, with about the same work on all ranks. Sample lengths decide which rank gets which samples."""
 
 from __future__ import annotations
 
@@ -14,10 +14,12 @@ from dataloaderjob.samplers.elastic import ElasticSampler, OrderPlace, Tail, fit
 from dataloaderjob.samplers.permutation import I64, Permutation
 
 WEIGHED = 32
-"""Number of rows of a global batch (one sample per rank) that are dealt according to the ranks' sums, at 7 µs per row.
-The remaining rows are dealt in alternating directions. For 8,192 samples with typical text lengths, the sum of the
-heaviest of 64 ranks is 0.02% above the mean. It would be 0.01% above if all rows were dealt by sums, and 0.27% above if
-none were."""
+"""Number of rows of a global batch that are dealt according to the ranks' sums, at 7 µs per row. A row has one sample
+for each rank. The remaining rows are dealt in alternating directions.
+
+For 8,192 samples with typical text lengths, the sum of the heaviest of 64 ranks is 0.02% above the mean. It would be
+0.01% above if all rows were dealt by sums, and 0.27% above if none were.
+"""
 
 
 class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
@@ -106,9 +108,9 @@ class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
         return list(batches)
 
     def _part(self, batch: I64) -> list[int]:
-        """Returns this rank's samples of a global batch. The batch is sorted by length, longest first, and each row of
-        W samples has one sample for each of the W ranks. In the first `WEIGHED` rows, the ranks' sums so far decide
-        which rank gets which sample."""
+        """Returns this rank's samples of a global batch. The batch is sorted by length, longest first, and cut into
+        rows with one sample for each rank. In the first `WEIGHED` rows, the ranks' sums so far decide which rank gets
+        which sample."""
         ranks, rank = self.num_replicas, self.rank
         rows = of.longest_first(batch, self._lengths).reshape(-1, ranks)
         sums = np.zeros(ranks, dtype=np.int64)

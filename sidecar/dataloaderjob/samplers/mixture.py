@@ -1,4 +1,4 @@
-"""A weighted mixture of datasets, each in its own order. The sample at a position depends only on the position."""
+"""A weighted mixture of datasets, each in its own order. A position alone determines its sample."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ if TYPE_CHECKING:
 
 Weights = Sequence[float] | Mapping[int, Sequence[float]] | Callable[[int], Sequence[float]]
 _permutation = functools.lru_cache(maxsize=64)(Permutation)
-"""A cache of permutations. Without it, computing their keys for each block would take a tenth of the total time."""
+"""Cached permutations. Computing their keys again for each block would take a tenth of the total time."""
 _OF_TURNS = 2
-"""Identifies a stream of keys that is separate from the one for permutations."""
+"""A part of the keys for turns, which makes them differ from the keys for permutations."""
 
 
 class ElasticMixtureSampler(ElasticDistributedSampler):
@@ -123,7 +123,7 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
         return turns + (first + self.rank) % self.num_replicas
 
     def _of_part(self, part: int, numbers: I64, epoch: int) -> I64:
-        """Returns the indices, in the concatenated dataset, of samples of dataset `part`. `numbers` are the samples'
+        """Returns the indices of samples of dataset `part` in the concatenated dataset. `numbers` are the samples'
         numbers, counted across all passes over that dataset."""
         length = self._lengths[part]
         passes = numbers // length

@@ -79,8 +79,8 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         self._chunks = -(-self._lengths.size // look_ahead)
         self._digest = of.digest(self._lengths)
         self._starts: tuple[int, list[tuple[int, int]]] = 0, [(0, 0)]
-        """An epoch and, for each of its known chunks, the number of the first batch and the number of the chunk. With
-        these, a state can be resumed without packing all earlier chunks."""
+        """An epoch and, for each of its known chunks, (number of the first batch, number of the chunk). With these, a
+        state can be resumed without packing all earlier chunks."""
         self._counted: tuple[int, int] | None = None
         """An epoch and its number of batches."""
 
@@ -168,7 +168,7 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         return made
 
     def _cuts(self, indices: I64) -> list[int]:
-        """Returns the index at which each batch begins, followed by the end of the last batch. `indices` are samples in
+        """Returns the index at which each batch begins, then the end of the last batch. `indices` are samples in
         descending order of length."""
         lengths = self._lengths[indices]
         sums = np.cumsum(lengths)

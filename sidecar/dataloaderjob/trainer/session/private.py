@@ -211,7 +211,7 @@ def _wanted(home: Path) -> int:
 
 
 def _poke(home: Path) -> None:
-    """Makes the service read the number of feeders. A service that does not listen yet reads it once it does."""
+    """Makes the service read the number of feeders. A service that does not listen yet will read it when it does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
