@@ -26,8 +26,8 @@ BATCHES, BUDGET_S = 16, 10.0
 """Maximum number of batches in the mean, and the time limit for them in seconds. At least three batches are made,
 regardless of the limit."""
 OUTLIER_OF = 8
-"""With this number of batches or more, the longest wait is left out of the mean. A busy machine may have delayed that
-batch."""
+"""The longest wait is left out of the mean if at least this many batches were made. A busy machine may have delayed
+that batch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

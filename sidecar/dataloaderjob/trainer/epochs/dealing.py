@@ -67,12 +67,12 @@ class Deal(Plan[Mark]):
         self.ranks, self._rank, self._tail = ranks, rank, tail
         self._first = list(first) or [0] * slots
         self.taken = self._first[:]
-        """For each slot, the number of its batches in earlier steps."""
+        """Number of batches in earlier steps, by slot."""
         self.ends = dict(ends or {})
         self._there = self.taken[:]
-        """For each slot, the number of its batches that are known to exist."""
+        """Number of batches that are known to exist, by slot."""
         self._resolved = self.taken[:]
-        """For each slot, the number of its batches that have a known place in the order."""
+        """Number of batches with a known place in the order, by slot."""
         self.in_step: list[SlotPlace] = []
         """Batches of this step that are known to exist, in order."""
         self.is_padded = False

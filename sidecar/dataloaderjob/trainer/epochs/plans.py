@@ -145,11 +145,11 @@ class Places(Plan[tuple[SlotPlace, int | None]]):
         self._expected = expected or {}
         self.ends: dict[int, int] = {slot: n for slot, n in (ends or {}).items() if slot < slots}
         self._proved = [0] * slots
-        """For each slot, the number of its batches that are known to exist."""
+        """Number of batches that are known to exist, by slot."""
         self._probes: deque[SlotPlace] = deque()
         self._unanswered = 0
         self._next: list[int] = []
-        """For each slot, the number of the next batch to request. Empty until it is known where the epoch resumes."""
+        """Number of the next batch to request, by slot. Empty until it is known where the epoch resumes."""
         self.digests: list[int | None] = [None] * slots
         """The digest of the last batch that was returned from each slot."""
         self._needed = self.taken[:]

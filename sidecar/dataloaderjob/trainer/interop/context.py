@@ -31,7 +31,7 @@ class FeedersContext(contexts.ForkContext):
     """
 
     def __init__(self, *, allow_pickle: bool = False, of: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """`of` holds, by name, those options of our loader that torch's loaders do not have."""
+        """Keeps those options of our loader that torch's loaders do not have, by name, in `of`."""
         self.allow_pickle = allow_pickle
         self.of = of
         self.client: Client | None = None

@@ -17,8 +17,8 @@ OF_ITERATORS = 32 * EPOCHS
 single iterators."""
 _DEPTH = 20
 _counts: dict[tuple[int, bool], tuple[weakref.ref[Any], int]] = {}
-"""For each dataset, a weak reference to it, and the number of its loaders or single iterators so far. The key is the
-dataset's id and a bool: True for single iterators."""
+"""A weak reference to each dataset, and the number of its loaders or single iterators so far. The key is the dataset's
+id and a bool: True for single iterators."""
 
 
 def root_of(dataset: Any) -> Any:

@@ -216,8 +216,8 @@ class Pool:
         del lent, lease
 
     def claim(self) -> list[Region]:
-        """Claims regions for devices, except single-batch regions and regions of which a user has a view. Returns the
-        newly claimed regions."""
+        """Claims regions for devices, except single-batch regions and those that a user has views of. Returns the newly
+        claimed regions."""
         free = [each for each in self.regions.values() if not (each.single or each.map.is_claimed)]
         if free:
             out = {region for region, _, _, lease in list(self.leases.values()) if lease.is_out}
