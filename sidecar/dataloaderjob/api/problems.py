@@ -57,7 +57,8 @@ def field_shape(info: FieldInfo) -> Shape:
 
 
 def fields_within(model: type[BaseModel]) -> Iterator[tuple[str, str, type[BaseModel] | None]]:
-    """Yields every field of a model: its name, "[]" if it holds several values, and the model of its values, if any."""
+    """Yields (name, "[]" if the field holds several values, the model of its values or None) for every field of a
+    model."""
     for alias, info in fields_by_alias(model).items():
         shape, listed = field_shape(info), ""
         if shape.model is None and shape.items is not None:
@@ -185,7 +186,7 @@ class ManifestError(InputError):
 
 
 def translate(error: ValidationError, model: type[BaseModel], *, lines: Mapping[Path, int]) -> list[Problem]:
-    """Returns every problem in a pydantic error of `model`. `lines`: the line number of each path."""
+    """Returns every problem in a pydantic error of `model`. `lines` holds the line number of each path."""
     problems = []
     for detail in error.errors(include_url=False):
         loc: Path = tuple(part for part in detail["loc"] if part != "[key]")
@@ -213,8 +214,8 @@ def near_misses(
 
 
 def without_unknown(shape: Shape, data: Any, path: Path = ()) -> tuple[Any, list[Path]]:
-    """Returns the data without the fields that the models lack, and the paths of those fields. Open parts are not
-    changed."""
+    """Returns the data without the fields that the models lack, and the paths of those fields. Keeps all fields of open
+    parts."""
     dropped: list[Path] = []
     if shape.model is not None and isinstance(data, Mapping):
         known, kept = fields_by_alias(shape.model), {}

@@ -153,7 +153,7 @@ class Places(Plan[tuple[SlotPlace, int | None]]):
         self.digests: list[int | None] = [None] * slots
         """The digest of the last batch that was returned from each slot."""
         self._needed = self.taken[:]
-        """Like `taken`, but also counts batches that have arrived and have yet to be returned."""
+        """The same as `taken`, plus the batches that have arrived and have yet to be returned."""
         self._settle()
 
     # Asking
