@@ -81,7 +81,7 @@ class _Begun:
 
 
 class Placing(BatchSampler):
-    """A batch sampler that attaches to each batch its place in the epoch.
+    """A batch sampler that adds to each batch its place in the epoch.
 
     Accelerate and Hugging Face's Trainer resume with `skip_first_batches`. This function creates a torch loader that
     knows neither how many batches it skips nor the seed with which the epoch began. The seed therefore depends only on

@@ -43,7 +43,7 @@ class _Loader:
         self.cpu_s = self.wall_s = 0.0
         """CPU time and wall time of this process at the start of the replay, in seconds; 0 before the replay."""
         self.step = -1
-        """The step of another loader's replay in which this loader last replayed a batch."""
+        """The last step of another loader's replay in which this loader replayed a batch, too; -1 if none."""
 
 
 def _again(loader: _Loader) -> Any:
@@ -116,7 +116,7 @@ class Watcher:
     @staticmethod
     def _beside(step: int, loader: _Loader, iterator: Any, original: Any) -> Any:
         """Returns a batch of a loader that is iterated alongside the replayed one. In each replayed step, this loader's
-        first batch is a replayed one, too.
+        first batch is replayed, too.
 
         An evaluation takes many batches in one step. After the first batch, it gets its own batches, so that it ends.
         """

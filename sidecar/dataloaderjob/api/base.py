@@ -386,7 +386,7 @@ def _places(field: str, value: Any, path: Path = (), item: Any = None) -> Iterat
 
 
 def in_quotes(text: str) -> str:
-    """Returns a CEL expression for the value of `text`, another CEL expression, in double quotes."""
+    """Returns a CEL expression that puts the value of another CEL expression, `text`, in double quotes."""
     return f"'\"' + {text} + '\"'"
 
 

@@ -59,9 +59,12 @@ def certificate_fields(part: Part) -> tuple[str, str]:
 def key_volume(
     secret: str, mode: int, part: Part, *, items: Sequence[Object] = (), certificates: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Builds the volume with a pod's key, for the pod's part of the job. `items` are the Secret's items to include, if
-    not all. If the job uses TLS, `certificates` names the Secrets with the generations of certificates. Later
-    generations do not exist yet when the pod starts. The kubelet adds each one once it exists."""
+    """Builds the volume with a pod's key. `part` is the pod's part of the job, and `items` are the Secret's items to
+    include, if not all.
+
+    If the job uses TLS, `certificates` names the Secrets with the generations of certificates. Later generations do not
+    exist yet when the pod starts. The kubelet adds each one once it exists.
+    """
     chosen = {"items": list(items)} if items else {}
     if not certificates:
         return {"name": KEY_VOLUME, "secret": {"secretName": secret, "defaultMode": mode, **chosen}}

@@ -23,7 +23,7 @@ For 8,192 samples with typical text lengths, the sum of the heaviest of 64 ranks
 
 
 class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
-    """A `batch_sampler` that deals each global batch to the ranks so that the ranks' sums of lengths are close.
+    """A `batch_sampler` that deals each global batch so that all ranks have nearly equal sums of lengths.
 
     The global batches are the same for every world size that divides their size; only the assignment to ranks differs.
     Without `look_ahead`, they are the batches of a plain shuffle, so balancing does not make the order less random.

@@ -24,9 +24,9 @@ class ElasticDistributedSampler(ElasticSampler[int]):
 
     The order of an epoch is one permutation, identified by (seed, epoch, number of samples). Rank r of W takes
     positions r, r + W, r + 2W and so on, as torch's sampler does. If each rank takes a batch of B samples, the W ranks
-    together take the next W * B positions. All world sizes with the same product W * B, or W * B * k for k batches in a
-    step, have the same global batches. After a checkpoint, a different world size resumes where all ranks had stopped.
-    No sample is lost or repeated.
+    together take the next W * B positions. World sizes with the same product W * B have the same global batches. With k
+    batches in a step, the product is W * B * k. After a checkpoint, a different world size resumes where all ranks had
+    stopped. No sample is lost or repeated.
 
     Args:
         dataset, num_replicas, rank, shuffle, seed, drop_last: as for `DistributedSampler`.

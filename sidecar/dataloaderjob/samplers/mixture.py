@@ -29,9 +29,9 @@ _OF_TURNS = 2
 class ElasticMixtureSampler(ElasticDistributedSampler):
     """Samples of several datasets in proportion to weights, for a loader over their `ConcatDataset`.
 
-    In every prefix of an epoch, the number of samples from a dataset is within two samples of its share (within half a
-    sample if there are two datasets). An exhausted dataset starts another pass, in a different order. The assignment of
-    samples to ranks is random, so no rank systematically gets more samples of a dataset than the others.
+    In every prefix of an epoch, the number of samples from a dataset is within two samples of its share. With two
+    datasets, it is within half a sample. An exhausted dataset starts another pass, in a different order. The assignment
+    of samples to ranks is random, so no rank systematically gets more samples of a dataset than the others.
 
     Args:
         datasets: a `ConcatDataset`, or a list of its datasets in the same order.

@@ -143,7 +143,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.dataset_id, self.tail, self.parts = dataset_id, tail, parts
         self.device, self.device_stage, self.prefetch_device = device, device_stage, prefetch_device
         self._sent_to = device, device_stage, prefetch_device
-        """The same values, kept separately, because a user's subclass may have its own attributes of these names."""
+        """The three arguments, kept in addition to the attributes, because a user's subclass may have its own
+        attributes of these names."""
         arguments.check(self.epoch_spec(), device, device_stage, prefetch_device)
         if stage is not None:
             self.collate_fn = Staged(stage, self.collate_fn, is_bare=batch_size is None)

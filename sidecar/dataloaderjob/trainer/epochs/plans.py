@@ -59,7 +59,7 @@ class Plan(Beginnings, Generic[_Mark]):
 
     def there(self, place: SlotPlace, digest: int | None = None) -> bool:
         """Records that a batch exists and, if this rank wants it, that it has arrived. `digest` is None if an error
-        arrived in its place. Returns True if it is to be returned next."""
+        arrived in its place. Returns True if the batch is to be returned next."""
         raise NotImplementedError
 
     def ended(self, place: SlotPlace, batches: int) -> None:
@@ -88,8 +88,8 @@ class Plan(Beginnings, Generic[_Mark]):
         raise NotImplementedError
 
     def pads(self) -> bool:
-        """Pads the last step, if the plan does so, once nothing is left to request. Returns True if some batches are
-        returned twice, so that all ranks get the same number."""
+        """Pads the last step, if the plan does so. It is called once nothing is left to request. Returns True if some
+        batches are returned twice, so that all ranks get the same number."""
         return False
 
     def took(self, place: SlotPlace, digest: int | None) -> _Mark:

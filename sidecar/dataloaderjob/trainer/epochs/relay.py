@@ -94,7 +94,8 @@ class Relay:
         )
 
     def order(self) -> None:
-        """Sends the waiting tickets. If a thread takes batches ahead of the trainer, also orders it to take these."""
+        """Sends the waiting tickets. If a thread takes batches ahead of the trainer, also orders the thread to take
+        their batches."""
         self._client.flush(self.taker.stream)
         if type(self.taker) is AheadTaker:
             self.taker.order(self.taker.stream.asked)

@@ -78,7 +78,7 @@ def compare(saved: Mapping[str, Any], probes: Callable[[], Sequence[str | None] 
 def _probing(
     loader: torch.utils.data.DataLoader[Any], keys: list[int], number: int, *, here: bool
 ) -> torch.utils.data.DataLoader[Any]:
-    """Returns a loader that yields the samples of `keys` one at a time. The same kind of process makes them as makes
+    """Returns a loader that yields the samples of `keys` one at a time. They are made in the same kind of process as
     this loader's batches."""
     made = type(loader).__new__(type(loader))
     vars(made).update(vars(loader))

@@ -1,10 +1,10 @@
 """One epoch of a loader, as the loader's state describes it. The description outlives the epoch's iterator.
 
 An iterator that resumes from a state draws as the original one did. Generators are set to their states at the beginning
-of the epoch, and the sampler is iterated again. Of batches that were already returned, only the keys are drawn. If only
-one rank trains, the process's generators are then set to the states that they had when the loader's state was made.
-Generators that the script has set since the state was loaded are left alone; draws alone do not count. With several
-ranks, all generators are left alone, because the state may be another rank's.
+of the epoch, and the sampler is iterated again. Batches that were already returned are skipped, and only their keys are
+drawn. If only one rank trains, the process's generators are then set to the states that they had when the loader's
+state was made. Generators that the script has set since the state was loaded are left alone; draws alone do not count.
+With several ranks, all generators are left alone, because the state may be another rank's.
 
 Some frameworks count epochs from 0 after a restart, and pass these numbers to the sampler's `set_epoch`. The number of
 epochs before the restart is then added.
@@ -40,7 +40,7 @@ _IN_ORDER = (SequentialSampler, BatchSampler)
 
 
 class Epoch:
-    """The part of a state that describes an epoch. The epoch's progress is the iterator's part."""
+    """The part of a state that describes an epoch. Only the epoch's progress comes from its iterator."""
 
     __slots__ = (
         "_before",

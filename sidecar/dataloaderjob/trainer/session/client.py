@@ -87,8 +87,8 @@ class Client:
         self._opened.sock = sock
 
     def _reattach(self) -> None:
-        """Reattaches after the sidecar died. Hands the pools over to the new sidecar, and requests the batches that
-        were not taken again.
+        """Reattaches after the sidecar died. Hands the pools over to the new sidecar, and requests again all batches
+        that were not taken.
 
         Can be called again if an exception, such as KeyboardInterrupt, has interrupted it.
         """

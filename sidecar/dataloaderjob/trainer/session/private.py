@@ -62,8 +62,8 @@ _asked = 0
 def run_key() -> str:
     """Returns a name for the launch to which this process belongs. The name is the same in all local ranks.
 
-    `multiprocessing` passes a random key on to its child processes. The names of other launches can be guessed, so the
-    service relies on the ownership of its folder for protection.
+    Without a launcher's variables, the name depends on the random key that `multiprocessing` passes on to child
+    processes. The names of other launches can be guessed, so the ownership of the folder protects the service.
     """
     parts = [f"{name}={os.environ[name]}" for name in _RUN_VARIABLES if name in os.environ]
     if "MASTER_PORT" in os.environ:

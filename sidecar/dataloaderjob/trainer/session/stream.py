@@ -55,7 +55,7 @@ class Stream:
     feeders: int = 0
     """Number of feeders connected when `together` was computed."""
     together: int = field(init=False)
-    """Number of tickets in one message."""
+    """Number of tickets that are sent together in one message."""
     late: str = ""
     """The receiver's report on a batch that did not arrive in time."""
     places: Beginnings | None = None
