@@ -87,7 +87,7 @@ class Injection:
     @property
     def digest(self) -> str:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
-        return f"v1-{hashlib.sha256(text.encode()).hexdigest()[:12]}"  # no reader takes it for a number
+        return f"v1-{hashlib.sha256(text.encode()).hexdigest()[:12]}"  # no YAML reader takes it for a number
 
 
 def attachment(job: str) -> str:

@@ -276,7 +276,7 @@ def _explain(model: type[BaseModel], loc: Path, detail: Any) -> Iterator[tuple[P
     elif kind == "extra_forbidden":
         yield loc, "an unknown field", _instead_of(model, loc)
     elif kind == "too_short" and detail["input"]:
-        return  # pydantic counts only valid entries; the entries' own problems are reported
+        return  # pydantic counts only valid entries; the problems of the others are reported
     elif kind == "missing":
         yield loc, "nothing", _expected(model, loc)
     elif kind == "string_too_long":

@@ -117,7 +117,7 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
             self._drawn = place.epoch, drawn
 
     def _own(self, turns: I64, epoch: int) -> I64:
-        # The datasets alternate regularly. Without random ranks, each of two ranks might get only one of two datasets.
+        # The datasets alternate regularly. If ranks did too, each of two ranks might get only one of two datasets.
         key = make_keys(1, self.seed, epoch, _OF_TURNS)[0]
         first = hash_below(turns.astype(np.uint64), key, np.uint64(self.num_replicas)).view(np.int64)
         return turns + (first + self.rank) % self.num_replicas

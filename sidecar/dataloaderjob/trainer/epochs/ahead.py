@@ -72,9 +72,7 @@ class AheadTaker(Timed):
                 del _live[thread]
             raise
         finally:
-            torch.set_num_threads(
-                threads
-            )  # otherwise all later threads would start with the new thread's count
+            torch.set_num_threads(threads)  # otherwise later threads would start with 1
 
     def order(self, drawn: int) -> None:
         """Makes the thread take up to `ahead` batches more than the trainer has taken. `drawn` is the number of batches

@@ -16,9 +16,7 @@ TAILS = ("drop", "pad", "error")
 
 def steps(batches: int, tail: str) -> int:
     """Returns the number of batches that each rank gets if `batches` are dealt to all ranks."""
-    from dataloaderjob.trainer.session import (
-        slot_places,
-    )  # imported late, so as not to delay the service's start
+    from dataloaderjob.trainer.session import slot_places  # not while the service starts
 
     return batches // slot_places.world() if tail == "drop" else -(-batches // slot_places.world())
 

@@ -167,7 +167,7 @@ class PartsIterator(SampledIterator):
 
     def _leave(self) -> None:
         self._hand = []
-        with contextlib.suppress(Exception):  # the device is lost, or this is a forked child, which has none
+        with contextlib.suppress(Exception):  # the device is lost, or a forked child has none
             self._end_transfer()
         super()._leave()
 

@@ -92,9 +92,7 @@ class SampledIterator(ServiceIterator):
             try:
                 keys = given if type(given) is list and not self._bare else as_keys(given, bare=self._bare)
                 self._ask_for(stream, keys)
-            except (
-                Exception
-            ) as exc:  # invalid keys, or keys that cannot be sent, count as the sampler's error
+            except Exception as exc:  # wrong keys count as an error of the sampler
                 self._exhausted, self._sampler_error = True, exc
                 break
             self._drawn, self._position = self._drawn + 1, self._position + len(keys)

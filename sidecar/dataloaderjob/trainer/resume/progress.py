@@ -180,7 +180,7 @@ class Epoch:
         if resume.is_new_epoch:
             if not resume.state.get("iterations"):
                 epoch = found if is_set else epoch
-            elif is_set:  # otherwise, nobody sets epochs
+            elif is_set:  # otherwise, the script never sets epochs
                 epoch = max(epoch + 1, found)
         sampling.set_epoch(sampler, epoch)
         if is_set and epoch != found:
@@ -285,9 +285,8 @@ class Epoch:
 
     def settle(self) -> None:
         """Restores the process's generators, once a resumed epoch has made its initial draws."""
-        self._epoch_drawn = sampling.epoch_of(
-            self._sampler
-        )  # Accelerate's sampler increments its epoch at the end
+        # Accelerate's sampler increments its epoch when an iteration ends.
+        self._epoch_drawn = sampling.epoch_of(self._sampler)
         before, self._before = self._before, None
         if before is None or self._resume is None:
             return

@@ -134,7 +134,7 @@ class Client:
         for stream in self.streams.values():
             stream.failures.clear()
             self._send_open(stream)
-            asked = stream.asked  # another thread may be drawing
+            asked = stream.asked  # read once, because another thread may be drawing
             stream.sent = asked
             stream.sent_waiting = None
             stream.begin_anew()
@@ -229,7 +229,7 @@ class Client:
         except ConnectionError:
             self._reattach()
         except BaseException:
-            self._opened.disconnect()  # it may be half sent; the next call attaches and sends everything again
+            self._opened.disconnect()  # it may be half sent; the next call sends everything again
             raise
 
     def _send(self, packets: list[bytes]) -> None:

@@ -90,7 +90,7 @@ Leases = dict[int, PoolPlace]
 
 
 def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere, want: int = W_WANT) -> None:
-    # A batch may live until the interpreter shuts down, when the module's globals are gone: they are arguments here.
+    # Globals are passed as arguments. They may be gone if a batch lives until the interpreter shuts down.
     tail = lease.tail
     if (ended := tail.ended) is None:
         return

@@ -201,7 +201,7 @@ class Taker(Timed):
         """Returns the next batch, counted as taken, or `NOTHING`. Raises the batch's error, which counts as taking
         it."""
         client, stream, number = self.client, self.stream, self.taken
-        with client.lock:  # another thread may report to a new sidecar what is taken
+        with client.lock:  # another thread may be reporting to a new sidecar
             if client.dead is not None:
                 client.check()
             found = self._control.find(stream.id, number)
