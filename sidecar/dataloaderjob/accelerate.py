@@ -2,7 +2,7 @@
 
 `accelerator.prepare()` rebuilds a loader as a plain torch loader. A loader that was a `dataloaderjob.DataLoader` keeps
 its feeders through its `multiprocessing_context`. `adopt` restores our iterator, which costs less per batch, and its
-state, so that `accelerator.save_state()` and `load_state()` resume the loader at the exact batch.
+state. `accelerator.save_state()` and `load_state()` then resume the loader at the exact batch.
 """
 
 from __future__ import annotations

@@ -94,10 +94,10 @@ def attachment(job: str) -> str:
     """Returns the name of two objects for sidecars in attached pods: the Secret with their key, and the ConfigMap with
     their settings.
 
-    The name depends only on the job's name. It is part of the contract with everything that injects a sidecar, because
-    `dataloaderjob inject` works without a cluster, and an admission policy cannot compute digests. An earlier job of
-    the same name therefore had a Secret of this name. Kubernetes deletes that Secret with its job, and the operator
-    then creates the new one (`keys.JobSecrets`). A sidecar rereads its key when the supervisor rejects the key.
+    The name depends only on the job's name, because `dataloaderjob inject` works without a cluster, and an admission
+    policy cannot compute digests. The name must not change, because everything that injects a sidecar relies on it. An
+    earlier job of the same name had a Secret of this name. Kubernetes deletes that Secret with its job, and the
+    operator then creates the new one. A sidecar rereads its key when the supervisor rejects it.
     """
     return f"{job}-attach"
 

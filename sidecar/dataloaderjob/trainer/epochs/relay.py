@@ -1,9 +1,8 @@
 """The relay for `stage=`: it passes samples that slots have read to a feeder, which makes a batch of them.
 
-There are two streams. The reader's stream delivers the samples that the slots have read. Each of its batches is passed
-on unopened, as a ticket of the second stream, whose batches next() returns. Any feeder can rebuild a batch that the
-second stream loses, and no slot reads its samples again. A state counts only the batches that were returned, although
-slots read ahead of them.
+The reader's stream delivers the samples that the slots have read. Each of its batches becomes, unopened, a ticket of a
+second stream, whose batches next() returns. If the second stream loses a batch, any feeder can rebuild it, and no slot
+reads its samples again. A state counts only the batches that were returned, although slots read ahead of them.
 """
 
 from __future__ import annotations

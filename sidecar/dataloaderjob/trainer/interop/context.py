@@ -1,8 +1,7 @@
 """`dataloaderjob.context()`: a multiprocessing context for torch's own iterator, or for another library's.
 
 An iterator requests queues, an event and processes from its context. It puts index lists into one queue per worker, and
-gets batches from another queue. Our context starts no processes. Instead, `trainer/interop/queues.py` sends the index
-lists to feeders.
+gets batches from another queue. Our context starts no processes. Its queues send the index lists to feeders.
 """
 
 from __future__ import annotations

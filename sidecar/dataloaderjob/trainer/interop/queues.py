@@ -1,12 +1,12 @@
 """Queues and processes of `dataloaderjob.context()`. torch's iterator puts index lists in, and gets batches from
 feeders.
 
-torch creates one queue for results. For each worker, it creates a queue for index lists, and a process that receives
-both queues. In this module, all workers of an iterator share one session, with one bundle and one stream of tickets.
-The batches arrive in order. A sample's seed depends on its position in the epoch, as in our own iterator.
+torch creates one queue for results and, for each worker, a queue for index lists and a process. In this module, all
+workers of an iterator share one session, with one bundle and one stream of tickets. The batches arrive in order. A
+sample's seed depends on its position in the epoch, as in our own iterator.
 
-torchdata's iterator keeps the state that each worker reports, and passes that state to a new worker. A session reports
-the progress of the epoch as this state.
+torchdata's iterator keeps each worker's state, and passes it to a new worker. A session reports the progress of the
+epoch as this state.
 """
 
 from __future__ import annotations
@@ -292,9 +292,9 @@ class ContextSession:
         """Waits for the next batch and returns (number, batch), or returns the answer to an order that is not for a
         batch.
 
-        `timeout` is the loader's timeout. torch's own interval between checks of its workers counts as no timeout. If a
-        KeyboardInterrupt, or anything else that is not an `Exception`, interrupts the call, later calls raise
-        ServiceError, because the batch may be lost.
+        `timeout` is the loader's timeout. torch's own interval between checks of its workers counts as no timeout.
+        After an interrupt that is not an `Exception`, such as a KeyboardInterrupt, later calls raise ServiceError,
+        because the batch may be lost.
         """
         if self._broken:
             raise ServiceError(self._broken)

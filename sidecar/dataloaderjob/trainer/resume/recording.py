@@ -1,10 +1,10 @@
 """The record of the batches that next() returned, if DATALOADERJOB_RECORD is set. `core.records` defines the format.
 
-Rows are written once FLUSH_ROWS of them wait, or with a row that arrives more than a second after the last write. They
-are also written at the end of an epoch, at exit, and when a loader's state is taken. The record of a killed process
-therefore lacks at most FLUSH_ROWS batches, and none that a checkpoint counts. The kernel buffers the rows that were
-written, so a machine that crashes may lose more. Tickets are written before their rows. If the folder cannot be written
-to, the record ends and the training continues.
+Rows are written once FLUSH_ROWS of them wait, or with the next row after FLUSH_S seconds. They are also written at the
+end of an epoch, at exit, and when a loader's state is taken. The record of a killed process therefore lacks at most
+FLUSH_ROWS batches, and none that a checkpoint counts. If the machine crashes, more may be lost. Tickets are written
+before their rows, so each row has its ticket. If the folder cannot be written to, the record ends and the training
+continues.
 """
 
 from __future__ import annotations

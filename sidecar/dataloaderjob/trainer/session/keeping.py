@@ -84,11 +84,10 @@ def import_path() -> list[str]:
 
 
 def home(base: Path, launch: str, script: str) -> Path:
-    """Returns the folder in which this launch's service runs or is to be started.
+    """Returns the folder in which this launch's service runs or is to be started. `launch` is the launch's name.
 
-    `launch` comes from `trainer.session.private.run_key`. A service that an earlier script left in the same environment
-    is taken over if it is free and if the files that its feeders imported are unchanged. Raises ServiceUnavailable,
-    InputError, OSError.
+    A service that an earlier script left in the same environment is taken over, if it is free and the files that its
+    feeders imported are unchanged. Raises ServiceUnavailable, InputError, OSError.
     """
     claim = Claim(run=launch, pid=os.getpid(), keep_s=keep_seconds(), script=script)
     prefix = f"{_PREFIX}{environment_key(os.environ)}-"

@@ -1,9 +1,9 @@
-"""The private service of this machine, for a trainer without an announced sidecar.
+"""The private service of this machine, for a trainer whose environment names no sidecar.
 
 One service, keyed by user and run, serves all local ranks of a launch. The first rank starts it, detached, so that it
 survives the death of any rank. The others attach. The service exits after its last client, or stays for the next script
-(`keeping`). This module only starts the process, finds its socket, and asks it for more feeders.
-The process runs `dataloaderjob.local.service`.
+(`keeping`). This module only starts the process, finds its socket, and asks it for more feeders. The process runs
+`dataloaderjob.local.service`.
 """
 
 from __future__ import annotations

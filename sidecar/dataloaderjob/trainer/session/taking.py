@@ -163,8 +163,8 @@ class Taker(Timed):
     def take_later(self) -> Any:
         """Sleeps until the next batch is ready.
 
-        If batches arrive every few hundred µs, the trainer wakes once for several of them, like a network card with
-        interrupt moderation. A wake-up costs more than taking a batch, and further batches are taken with warm caches.
+        If batches arrive every few hundred µs, the trainer wakes once for several of them. A wake-up costs more than
+        taking a batch, and further batches are taken with warm caches.
         """
         client, control, stream, number, after = self.client, self._control, self.stream, self.taken, 1
         began = now_ns()
