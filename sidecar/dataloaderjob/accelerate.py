@@ -204,8 +204,8 @@ class _Adopted(DataLoader[Any]):
             self._resume = Resume.of(self._next_of_persistent(left))
 
     def _next_of_persistent(self, left: Resume) -> LoaderState:
-        """Returns the state between the epoch of `left` and the next epoch of the same iterator, with the current
-        states of the generators."""
+        """Returns the state between the epoch of `left` and the same iterator's next epoch, with the generators'
+        current states."""
         state, own = left.state, generators.generators_of(self.epoch_spec())
         states = state.get("generators") or {}
         now = generators.all_now(own, shared=generators.DEFAULT in states, others=generators.PYTHON in states)

@@ -1,5 +1,5 @@
-"""The command `dataloaderjob advise -- python train.py`, which runs and watches the script, terminates it, and prints
-the advice."""
+"""The command `dataloaderjob advise -- python train.py`. It runs and watches the script, terminates it, and prints the
+advice."""
 
 from __future__ import annotations
 

@@ -1,8 +1,9 @@
 """The hook that watches the loaders of a process. `site/sitecustomize.py` installs it once torch's loader is imported.
 
 The hook times calls of next(). It then replays the last batches, to measure a step that need not wait for input. After
-that, it makes a few batches itself, writes the results, and blocks the training loop until the command terminates the
-script. It draws no random numbers before it makes batches, so all batches up to then are the same as without the hook.
+that, it makes a few batches itself and writes the results. It then blocks the training loop until the command
+terminates the script. The hook draws no random numbers before it makes batches, so all batches up to then are the same
+as without it.
 """
 
 from __future__ import annotations
@@ -194,7 +195,7 @@ class Watcher:
 
 def _step_s(observed: Steps, replayed: Steps, wall_s: float) -> float:
     """Returns the duration of a step that need not wait for input, in seconds. On a GPU, a step's work continues after
-    the loop has called next(), so the duration of the whole replay is divided by its number of steps."""
+    the loop has called next(). The duration of the whole replay is then divided by its number of steps."""
     if replayed.count < LEAST:
         return observed.step_s()
     return wall_s / replayed.count if _has_device() else replayed.step_s()

@@ -117,7 +117,7 @@ def _texts(folder: Path, kind: str) -> Iterator[str]:
 
 
 def _end_all(script: subprocess.Popen[bytes]) -> None:
-    """Kills all descendants of this process, that is, the script and everything that it started."""
+    """Kills all descendants of this process: the script and everything that it started."""
     for _ in range(20):
         found = _descendants(os.getpid())
         for pid in found:

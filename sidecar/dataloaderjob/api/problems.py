@@ -57,8 +57,8 @@ def field_shape(info: FieldInfo) -> Shape:
 
 
 def fields_within(model: type[BaseModel]) -> Iterator[tuple[str, str, type[BaseModel] | None]]:
-    """Yields a tuple for every field of a model: its name, "[]" if it holds several values (else ""), and the model of
-    its values or None."""
+    """Yields every field of a model as a tuple: its name, "[]" or "", and the model of its values or None. "[]" means
+    that the field holds several values."""
     for alias, info in fields_by_alias(model).items():
         shape, listed = field_shape(info), ""
         if shape.model is None and shape.items is not None:

@@ -1,5 +1,6 @@
-"""The sidecar's container, and the names of its volumes and files. Everything that puts a sidecar into a pod builds the
-container with this module: the operator for its own trainers, the webhook, and `dataloaderjob inject`. Pure.
+"""The sidecar's container, and the names of its volumes and files. Pure.
+
+Everything that puts a sidecar into a pod uses this module: the operator, the webhook, and `dataloaderjob inject`.
 """
 
 from __future__ import annotations

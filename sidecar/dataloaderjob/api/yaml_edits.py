@@ -68,8 +68,8 @@ class _Edits:
         self._replace(node, after, key, column)
 
     def _keeps_its_first_line(self, node: yaml.MappingNode, after: Mapping[str, Any]) -> bool:
-        """Checks whether a mapping can be edited line by line. It cannot if its first key is removed, and that key's
-        line begins with other text, such as the dash of a list entry."""
+        """Checks whether a mapping can be edited line by line. It cannot if its first key is removed and other text
+        precedes that key on its line, such as the dash of a list entry."""
         first = node.value[0][0]
         return (
             first.value in after

@@ -31,8 +31,8 @@ class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
     Args:
         lengths: the length of each sample, or its cost if that is not proportional to the length.
         global_batch_size: number of samples in a step, over all ranks; each rank gets an equal number.
-        look_ahead: number of global batches whose samples are sorted by length together, so that the samples of a batch
-            have similar lengths and need little padding. The order of these batches is then shuffled again.
+        look_ahead: number of global batches whose samples are sorted by length together. The samples of a batch then
+            have similar lengths and need little padding. The order of these batches is shuffled again.
         num_replicas, rank, shuffle, seed, drop_last, tail: as for `ElasticDistributedSampler`; `tail` applies to the
             last global batch.
 

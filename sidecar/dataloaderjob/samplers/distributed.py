@@ -20,7 +20,7 @@ Order = Callable[[I64], I64]
 
 
 class ElasticDistributedSampler(ElasticSampler[int]):
-    """A `DistributedSampler` that keeps no list of indices, with a state from which any number of ranks can resume.
+    """A `DistributedSampler` that keeps no list of indices. Any number of ranks can resume from its state.
 
     The order of an epoch is one permutation, identified by (seed, epoch, number of samples). Rank r of W takes
     positions r, r + W, r + 2W and so on, as torch's sampler does. If each rank takes a batch of B samples, the W ranks
@@ -30,9 +30,9 @@ class ElasticDistributedSampler(ElasticSampler[int]):
 
     Args:
         dataset, num_replicas, rank, shuffle, seed, drop_last: as for `DistributedSampler`.
-        tail: "drop", "pad" or "error" for samples at the end that do not fill all ranks; None: determined by
-            `drop_last`. With any of these, all ranks have the same number of samples, even after a checkpoint from a
-            different world size.
+        tail: "drop", "pad" or "error" for samples at the end that do not fill all ranks. If it is None, `drop_last`
+            decides. All ranks always have the same number of samples, even after a checkpoint from a different world
+            size.
         global_batch_size: if given, the tail fills global batches of this size instead of ranks. The last global batch
             is then the same for every world size that divides this size.
 

@@ -1,4 +1,4 @@
-"""Base class of this package's samplers: one global order per epoch, a part of it for each rank, and a state that is
+"""Base class of this package's samplers. An epoch has one global order, each rank takes a part of it, and the state is
 the same on all ranks.
 
 All ranks together consume an epoch from its beginning. After each rank has returned k items, they are at position k *
@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 Tail = Literal["drop", "pad", "error"]
-"""Treatment of items at the end of an epoch that do not fill all ranks: drop them, pad them with the first items of the
-epoch, or raise InputError."""
+"""Treatment of items at the end of an epoch that do not fill all ranks. They are dropped, padded with the first items
+of the epoch, or cause an InputError."""
 VERSION = 1
 _MOST = 1 << 53
 _T = TypeVar("_T")

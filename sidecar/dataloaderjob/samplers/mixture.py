@@ -36,11 +36,11 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
     Args:
         datasets: a `ConcatDataset`, or a list of its datasets in the same order.
         weights: one for each dataset. For a curriculum: {epoch: weights from that epoch on}, or a function that returns
-            the weights of an epoch and is called once for each epoch. A state holds the weights of its epoch, so the
-            function is not called again for that epoch.
+            an epoch's weights. A state holds the weights of its epoch, so the function is called only once for each
+            epoch.
         num_samples: number of samples in an epoch, over all ranks; None: the total length of the datasets.
-        continuous: if true, each dataset continues after the last sample that the previous epoch took from it, so that
-            no sample of a dataset is seen much less often than the others. If false, each epoch starts all datasets
+        continuous: if true, each dataset continues after the last sample that the previous epoch took from it. No
+            sample of a dataset is then seen much less often than the others. If false, each epoch starts all datasets
             from the beginning.
         num_replicas, rank, shuffle, seed, drop_last, tail, global_batch_size: as for `ElasticDistributedSampler`.
 

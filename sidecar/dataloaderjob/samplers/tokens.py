@@ -22,9 +22,10 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
 
     The order of an epoch is cut into chunks of `look_ahead` samples. A chunk is sorted by length and packed into
     batches, longest first, and the batches are shuffled. This sequence of batches does not depend on the ranks. Each of
-    W ranks takes every W-th batch, so a step has W batches with about the same number of tokens, and all ranks have the
-    same number of steps. After a checkpoint, a different world size resumes after the batches already consumed. Its
-    steps consist of the same batches if all ranks together still take the same number of batches in a step.
+    W ranks takes every W-th batch. A step therefore has W batches with about the same number of tokens, and all ranks
+    have the same number of steps. After a checkpoint, a different world size resumes after the batches already
+    consumed. Its steps consist of the same batches if all ranks together still take the same number of batches in a
+    step.
 
     The number of batches in an epoch depends on the order. `len()` packs the whole current epoch the first time it is
     called, which takes 0.15 s for a million samples. The `position` of a state counts batches.

@@ -60,7 +60,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             this process makes the batches. An IterableDataset yields what n torch workers would yield (one worker for
             None), regardless of the number of feeders.
         prefetch_factor: number of batches to prefetch for each of `num_workers`. None: 2 if `num_workers` is given,
-            else the job's prefetch setting, else 2 for each feeder of the job, but at least 16 batches in all.
+            otherwise the job's prefetch setting. Without such a setting, 2 for each feeder of the job, and at least 16
+            batches in all.
         allow_pickle: allows feeders to send pickles to this process, for leaves of a batch that are neither tensors,
             arrays nor plain values. Off by default, because a feeder's pickle can run code in this process.
         multiprocessing_context: validated, but ignored if feeders make the batches.

@@ -1,8 +1,8 @@
 """The transfer of batches from the pool to their destination.
 
-One thread sends batches, and the trainer's thread accepts them. The source of a copy is held until the copy's event has
-completed, because a device reads memory long after the call that requested the copy. The pool reuses a batch's memory
-as soon as nothing holds the batch.
+One thread sends batches, and the trainer's thread accepts them. A device reads memory long after the call that
+requested the copy. The source of a copy is therefore held until the copy's event has completed. The pool reuses a
+batch's memory as soon as nothing holds the batch.
 """
 
 from __future__ import annotations

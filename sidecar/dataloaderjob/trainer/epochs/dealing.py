@@ -218,7 +218,7 @@ class Deal(Plan[Mark]):
         return self.is_padded
 
     def took(self, place: SlotPlace, digest: int | None) -> Mark:
-        """Begins the next step. Returns the position after this one."""
+        """Begins the next step. Returns the position after the current one."""
         self._given[place.slot] = None if digest is None else (place.number, digest)
         self.is_padded = False
         done, self.in_step = self.in_step[: self.ranks], self.in_step[self.ranks :]

@@ -1,9 +1,9 @@
 """Decisions for `parts=`: how a batch is split into parts, and what is returned once the parts have arrived. This
 module is pure.
 
-A part consists of some of a batch's keys, with their place in the epoch, so its samples have the same seeds as in the
-whole batch. If user code fails in a part, or parts cannot be merged, one feeder is asked for the whole batch. Its
-answer, even if it is an error, is the same as without `parts=`.
+A part consists of some of a batch's keys, with their place in the epoch. Its samples therefore have the same seeds as
+in the whole batch. If user code fails in a part, or parts cannot be merged, one feeder is asked for the whole batch.
+Its answer, even if it is an error, is the same as without `parts=`.
 """
 
 from __future__ import annotations

@@ -137,8 +137,8 @@ class PlannedIterator(ServiceIterator):
         self._client.flush(self._stream)
 
     def _open_reader(self, batches: SlotBatches) -> Taker | AheadTaker:
-        """Opens the stream of the batches that next() returns and, with a stage, another stream for the slots' answers.
-        Returns the taker of the slots' answers."""
+        """Opens the stream of the batches that next() returns. With a stage, also opens a stream for the slots'
+        answers. Returns the taker of these answers."""
         bundle = self._bundle
         assert bundle is not None  # noqa: S101  shipped before
         if self._with_stage:  # batches made from this rank's samples belong only to this rank

@@ -1,6 +1,6 @@
 """The iterator of a map-style DataLoader over the service.
 
-It runs the user's own sampler one window ahead, as torch's iterator with workers does: it draws `window` index lists in
+It runs the user's own sampler one window ahead, as torch's iterator with workers does. It draws `window` index lists in
 `iter()`, then one more in each `next()`. `next()` is optimized so that little code runs between two batches.
 """
 
@@ -26,7 +26,7 @@ _U64 = (1 << 64) - 1
 
 
 class SampledIterator(ServiceIterator):
-    """An iterator that sends one ticket, and thus requests one batch, for each list of keys that a sampler yields."""
+    """An iterator that requests one batch, with one ticket, for each list of keys that a sampler yields."""
 
     __slots__ = ("_exhausted", "_sampler_error")
 

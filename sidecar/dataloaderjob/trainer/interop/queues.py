@@ -50,7 +50,7 @@ AHEAD = 4
 LEAST_AHEAD = 16
 _U64 = (1 << 64) - 1
 _sessions = itertools.count(1 << 29)
-"""Numbers of sessions, distinct from those of our own loaders."""
+"""Numbers for sessions, which differ from the numbers of our own loaders."""
 
 
 _ANEW: Any = object()

@@ -217,7 +217,7 @@ def _rank() -> str:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard-links the blob under a name that outlives the store's, or copies the blob if a link is impossible."""
+    """Hard-links the blob, so that it outlives the store. Copies the blob if a link is impossible."""
     with contextlib.suppress(FileExistsError):
         try:
             os.link(source, target)

@@ -2,7 +2,7 @@
 module is pure.
 
 A state comes from a checkpoint, which may be damaged or written by someone else. `validate` therefore checks the whole
-state when it is loaded, and the code that resumes from it can rely on its types and ranges. Unknown fields are ignored,
+state when it is loaded. The code that resumes from it can rely on its types and ranges. Unknown fields are ignored,
 because some frameworks add fields.
 """
 

@@ -22,9 +22,8 @@
     loader       batch size, ranks, the sampler's class, seeds of samplers, properties that distinguish one dataset from
                  another, and the arguments that affect later batches
 
-Positions are global. If a sampler deals to ranks, and all ranks have the same torch seed, the states of all ranks are
-equal except for the digest, and any of them is valid for all ranks. No part of a state depends on the number of
-feeders.
+Positions are global. If a sampler deals to ranks, and all ranks have the same torch seed, the states of all ranks
+differ only in the digest. Any of them is then valid for all ranks. No part of a state depends on the number of feeders.
 """
 
 from __future__ import annotations

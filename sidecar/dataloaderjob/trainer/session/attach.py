@@ -27,7 +27,8 @@ ABSENCE_NOTE_S = 5.0
 ABSENCE_PAUSE_S = 0.05
 MAX_ENDS = 10
 ENDS_WITHIN_S = 30.0
-"""The sidecar counts as defective if it exits MAX_ENDS times within this time, without a batch in between."""
+"""The sidecar counts as defective if it exits MAX_ENDS times within this number of seconds, without a batch in
+between."""
 Attachment = tuple[socket.socket, dict[str, Any], list[int]]
 """The connection to a sidecar that has accepted this process, the sidecar's settings, and the file descriptors for
 control memory and wake-ups."""
@@ -44,7 +45,7 @@ class _Closed(ConnectionResetError):
 class Opened:
     """The resources that are closed when a client ends.
 
-    The client itself has no `__del__`. It could run in one thread while another thread gets the client from
+    The client itself has no `__del__`, which could run in one thread while another thread gets the client from
     `process_clients`. Without `__del__`, the last reference to the client is gone before anything is closed.
     """
 

@@ -1,8 +1,8 @@
 """A private service that outlives its script by DATALOADERJOB_KEEP seconds, to serve the next script.
 
-Only a script in the same environment takes it over, because feeders keep what they were started with: environment
-variables, import path, installed packages and resource limits. The folder's name identifies the environment. One
-service serves one launch at a time, and only the service knows whether it is free (`core.claims`).
+Feeders keep what they were started with: environment variables, import path, installed packages and resource limits.
+Only a script in the same environment therefore takes the service over. The folder's name identifies the environment.
+One service serves one launch at a time, and only the service knows whether it is free (`core.claims`).
 """
 
 from __future__ import annotations
@@ -86,8 +86,8 @@ def import_path() -> list[str]:
 def home(base: Path, launch: str, script: str) -> Path:
     """Returns the folder in which this launch's service runs or is to be started. `launch` is the launch's name.
 
-    A service that an earlier script left in the same environment is taken over, if it is free and the files that its
-    feeders imported are unchanged. Raises ServiceUnavailable, InputError, OSError.
+    A service that an earlier script left in the same environment is taken over. It must be free, and the files that its
+    feeders imported must be unchanged. Raises ServiceUnavailable, InputError, OSError.
     """
     claim = Claim(run=launch, pid=os.getpid(), keep_s=keep_seconds(), script=script)
     prefix = f"{_PREFIX}{environment_key(os.environ)}-"
@@ -207,8 +207,8 @@ def _launch_of(path: Path) -> str:
 
 
 def _ask(path: Path, claim: Claim) -> bytes | None:
-    """Returns the service's answer to a claim, or None if the service in this folder does not listen or does not answer
-    in time."""
+    """Returns the service's answer to a claim. Returns None if the service in this folder does not listen or does not
+    answer in time."""
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         with (

@@ -1,8 +1,8 @@
 """The trainer's side of the pool: mapped regions and leases.
 
-A batch is lent to the trainer as one numpy array of bytes, and every tensor of the batch is a view of this array. A
-weak reference to the array, the `Lease`, stores one byte in shared memory when the last view is garbage-collected. This
-may happen in any thread, in any order, and needs no lock. It makes no system call unless the receiver waits for room.
+A batch is lent to the trainer as one numpy array of bytes. Every tensor of the batch is a view of this array. A weak
+reference to the array, the `Lease`, stores one byte in shared memory when the last view is garbage-collected. This may
+happen in any thread, in any order, and needs no lock. It makes no system call unless the receiver waits for room.
 """
 
 from __future__ import annotations

@@ -17,8 +17,8 @@ MAX_PREFETCH = MOST_AHEAD
 
 
 def window_of(factor: int | None, feeders: int) -> int:
-    """Returns the number of batches that a loader requests ahead, given its `prefetch_factor` and the number of feeders
-    that it wants. Raises InputError if the number is out of range."""
+    """Returns the number of batches that a loader requests ahead. `factor` is its `prefetch_factor`, and `feeders` is
+    the number of feeders that it wants. Raises InputError if the number of batches is out of range."""
     if factor is not None:
         window = factor * feeders
         if factor == PER_WORKER:
