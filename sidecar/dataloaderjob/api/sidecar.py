@@ -158,7 +158,6 @@ def is_guaranteed(pod: Object) -> bool:
 
 
 def scratch_volume(name: str, scratch: ScratchSpec) -> dict[str, Any]:
-    """Builds a scratch volume."""
     if scratch.volume is not None:
         return {**scratch.volume, "name": name}
     return {"name": name, "emptyDir": {"sizeLimit": str(scratch.size or SCRATCH_SIZE)}}

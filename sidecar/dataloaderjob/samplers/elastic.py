@@ -196,7 +196,6 @@ class ElasticSampler(DistributedSampler[_T_co]):
             self._loaded, self._current = self.accept_state(state), None
 
     def state_at(self, place: OrderPlace) -> dict[str, Any]:
-        """Returns the state for a place."""
         kind = type(self).__name__
         found = {"version": VERSION, "sampler": kind, "epoch": int(place.epoch), "position": place.position}
         return found | self.identity() | self.details(place)

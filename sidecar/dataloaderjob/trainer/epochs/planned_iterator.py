@@ -225,7 +225,6 @@ class PlannedIterator(ServiceIterator):
         return True
 
     def _hand_on(self, relay: Relay) -> None:
-        """Hands this rank's next batch to the relay."""
         reading = self._reading
         read, reading.read = reading.read, -1  # an error below this line ends the iterator
         relay.hand_on(*reading.took())

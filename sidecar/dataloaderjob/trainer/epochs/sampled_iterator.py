@@ -103,7 +103,6 @@ class SampledIterator(ServiceIterator):
             taker.order(self._drawn)
 
     def _ask_for(self, stream: Stream, keys: Any) -> None:
-        """Requests the batch of these keys."""
         place = self._epoch_seed, self._position, self._drawn
         submit(stream, *place, keys, bare=self._bare, draws=self._draws)
         if self._recording is not None:

@@ -26,7 +26,7 @@ class FeedersContext(contexts.ForkContext):
     """A multiprocessing context for `DataLoader(..., num_workers=n, multiprocessing_context=...)`.
 
     Any torch-like loader that uses the context gets its batches from feeders. The dataset must be map-style. The
-    context can be pickled, and the copy works in the same way.
+    context can be pickled.
     """
 
     def __init__(self, *, allow_pickle: bool = False, of: Mapping[str, Any] = MappingProxyType({})) -> None:

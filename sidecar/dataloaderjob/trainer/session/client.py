@@ -331,10 +331,8 @@ class Client:
                     control.awake()
 
     def _new_poll(self) -> select.epoll:
-        """Returns an epoll object for the eventfd and the socket. Each thread has its own.
-
-        The eventfd is edge-triggered: no thread has to read it, and a wake-up wakes every sleeping thread.
-        """
+        """Returns this thread's epoll object for the eventfd and the socket. The eventfd is edge-triggered: no thread
+        has to read it, and a wake-up wakes every sleeping thread."""
         thread, sock = _thread(), self._opened.sock
         poll = select.epoll()
         poll.register(self.wake_trainer, select.EPOLLIN | select.EPOLLET)

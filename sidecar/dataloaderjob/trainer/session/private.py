@@ -219,8 +219,8 @@ def _poke(home: Path) -> None:
 
 
 _children: list[Any] = []
-"""Popen objects of services that this process started. Without them, Python would warn, and would reap the processes at
-arbitrary times."""
+"""Popen objects of services that this process started. If they were dropped, Python would warn, and reap the processes
+at arbitrary times."""
 
 
 class _Detached(subprocess.Popen[bytes]):

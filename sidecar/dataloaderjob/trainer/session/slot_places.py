@@ -28,8 +28,8 @@ _SHORTER = (
 DEALT = -1
 """Placeholder for the rank in a state that contains the slots of all ranks."""
 _OWNER = uuid.uuid4().hex
-"""Identifies the process that owns the slots. Any other process has its own slots, even if it has the same script and
-rank or was forked from this one."""
+"""Identifies the process that owns the slots. A process with the same script and rank, or a forked child, has its own
+slots."""
 
 
 class SlotPlace(NamedTuple):
@@ -102,7 +102,7 @@ def packed(
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A state's entry for this rank's slots. It is empty if the state belongs to another rank: the slots then begin at
+    """A state's entry for this rank's slots. It is empty if the state belongs to another rank. The slots then begin at
     their start."""
 
     snapshots: Mapping[int, tuple[int, bytes]] = field(default_factory=dict)
