@@ -164,8 +164,8 @@ class Absence:
 
 
 def failure(path: str) -> str | None:
-    """Returns the message that a private service wrote next to its socket when it gave up. Returns a note if the folder
-    is gone, and None otherwise."""
+    """Returns the message that a service on this machine wrote next to its socket when it gave up. Returns a note if
+    the folder is gone, and None otherwise."""
     try:
         return Path(path).with_name("failed").read_text().strip()
     except OSError:
