@@ -46,7 +46,7 @@ from dataloaderjob.trainer.session.tickets import Placed, as_keys, submit
 NO_PID = 1 << 30
 """The PID of worker 0. No process has this PID: torch watches its workers' PIDs, and must not see any of them exit."""
 AHEAD = 4
-"""Number of batches in the window for each worker. A session does not know torch's `prefetch_factor`."""
+"""Number of batches in the window, per worker. A session does not know torch's `prefetch_factor`."""
 LEAST_AHEAD = 16
 _U64 = (1 << 64) - 1
 _sessions = itertools.count(1 << 29)

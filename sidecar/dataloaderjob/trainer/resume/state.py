@@ -111,7 +111,7 @@ _ALWAYS = (
     "tail",
     "stage",
 )
-"""Entries that must be equal if the saved state has them, in addition to the dataset's entries."""
+"""Entries of a state that must be equal, if the saved state has them. The dataset's entries must be equal, too."""
 
 
 def compare(saved: LoaderState, own: LoaderState, *, is_new_epoch: bool) -> list[str]:
