@@ -2,7 +2,7 @@
 
 `accelerator.prepare()` rebuilds a loader as a plain torch loader. A loader that was a `dataloaderjob.DataLoader` keeps
 its feeders through its `multiprocessing_context`. `adopt` restores our iterator, which costs less per batch, and its
-state, so that `accelerator.save_state()` and `load_state()` resume the loader at the exact batch.
+state. `accelerator.save_state()` and `load_state()` then resume the loader at the exact batch.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _KEPT = (
     "pin_memory_device", "in_order",
 )  # fmt: skip
 _SKIPPED_INTO = "skipped_into"
-"""Marks the state of an epoch that one of Accelerate's loaders resumed. The state does not record how far the epoch
+"""Marks the state of an epoch that one of Accelerate's loaders resumed. Such a state does not record how far the epoch
 got."""
 _Prepared = TypeVar("_Prepared")
 
@@ -75,13 +75,13 @@ class _Begun:
             torch.empty((), dtype=torch.int64).random_(generator=self.seeds)
 
     def check(self, number: int, keys: Any, sampler: Any) -> None:
-        """Raises InputError if this is the last batch of the state and its keys differ."""
+        """Raises InputError if this is the last batch that the state counts, and its keys differ."""
         if number == self.resume.batches - 1 and not self.resume.state.get(_SKIPPED_INTO):
             self.resume.check_order(keys, sampler)
 
 
 class Placing(BatchSampler):
-    """A batch sampler that attaches to each batch its place in the epoch.
+    """A batch sampler that adds to each batch its place in the epoch.
 
     Accelerate and Hugging Face's Trainer resume with `skip_first_batches`. This function creates a torch loader that
     knows neither how many batches it skips nor the seed with which the epoch began. The seed therefore depends only on
@@ -204,8 +204,8 @@ class _Adopted(DataLoader[Any]):
             self._resume = Resume.of(self._next_of_persistent(left))
 
     def _next_of_persistent(self, left: Resume) -> LoaderState:
-        """Returns the state between the epoch of `left` and the next epoch of the same iterator, with the current
-        states of the generators."""
+        """Returns the state between the epoch of `left` and the same iterator's next epoch, with the generators'
+        current states."""
         state, own = left.state, generators.generators_of(self.epoch_spec())
         states = state.get("generators") or {}
         now = generators.all_now(own, shared=generators.DEFAULT in states, others=generators.PYTHON in states)

@@ -25,9 +25,9 @@ class RaggedBytes(NamedTuple):
 
 
 def keep_bytes(samples: Sequence[Any]) -> Any:
-    """Collates as torch's `default_collate` does, except that byte strings in samples, such as JPEG files, become one
-    `RaggedBytes` instead of a list. Nothing is padded, and all strings are sent and copied in one piece. The script
-    decodes them later, for example in `DataLoader(..., device_stage=)`."""
+    """Collates as torch's `default_collate` does, but combines byte strings, such as JPEG files, into one `RaggedBytes`
+    instead of a list. Nothing is padded, and all strings are sent and copied in one piece. The script decodes them
+    later, for example in `DataLoader(..., device_stage=)`."""
     return collate(list(samples), collate_fn_map=_MAP)
 
 

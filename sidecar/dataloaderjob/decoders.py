@@ -51,9 +51,9 @@ class DaliPipeline:
     """A DALI pipeline as part of a device_stage: `images, masks = pipeline(jpeg=batch["jpeg"], dice=dice)`.
 
     Declare each input in the pipeline, for example as `fn.external_source(name="jpeg", no_copy=True)`. The pipeline's
-    `prefetch_queue_depth` must be 1, because the loader itself prefetches, and holds a stage's inputs only until the
-    stage is done. The random numbers of DALI's own operators depend on the number of earlier batches, so they differ
-    after a resume. To avoid this, draw from the stage's generator, and pass the numbers to the pipeline as an input.
+    `prefetch_queue_depth` must be 1: the loader itself prefetches, and holds a stage's inputs only until the stage is
+    done. The random numbers of DALI's own operators depend on the number of earlier batches, so they differ after a
+    resume. To avoid this, draw from the stage's generator, and pass the numbers to the pipeline as an input.
     """
 
     def __init__(self, pipeline: Any) -> None:

@@ -126,6 +126,6 @@ def _connect(ray: Any) -> None:
 
 
 def _plain(column: Any) -> Any:
-    """Returns a column of text, bytes or ragged arrays as a list, because a numpy array of objects is not a plain
-    value."""
+    """Returns a column of text, bytes or ragged arrays as a list, because a numpy array of objects is not plain
+    data."""
     return column.tolist() if column.dtype == object else column

@@ -11,9 +11,9 @@ from dataloaderjob.core.errors import InputError
 class FeedersMixin:
     """`class MyTrainer(FeedersMixin, Trainer)`: feeders make the batches of training, evaluation and prediction.
 
-    If the service is private to the process, `dataloader_num_workers` in the training arguments is the number of
-    feeders. It must be at least 1, because with 0 the process itself makes the batches. With feeders,
-    `resume_from_checkpoint` resumes with the same batches as an uninterrupted run, including their augmentation.
+    `dataloader_num_workers` in the training arguments must be at least 1, because with 0 the process itself makes the
+    batches. Without a job, it is the number of feeders. `resume_from_checkpoint` resumes with the same batches as an
+    uninterrupted run, including their augmentation.
     """
 
     def get_train_dataloader(self) -> Any:

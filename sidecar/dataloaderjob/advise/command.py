@@ -1,5 +1,5 @@
-"""The command `dataloaderjob advise -- python train.py`, which runs and watches the script, terminates it, and prints
-the advice."""
+"""The command `dataloaderjob advise -- python train.py`. It runs and watches the script, terminates it, and prints the
+advice."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from dataloaderjob.core.errors import InputError, ServiceError
 def advise(
     command: Sequence[str], *, steps: int, timeout_s: float, link_gbit: float | None, as_json: bool
 ) -> str:
-    """Returns the advice as text. Raises InputError, with a remedy, if the script provides nothing on which to base
-    advice."""
+    """Returns the advice as text. Raises InputError, with a remedy, if too little could be observed. Raises
+    ServiceError if the script fails."""
     if not command:
         raise InputError(
             "advise requires the command that starts your script: dataloaderjob advise -- python train.py"

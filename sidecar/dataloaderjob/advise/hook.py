@@ -1,8 +1,9 @@
 """The hook that watches the loaders of a process. `site/sitecustomize.py` installs it once torch's loader is imported.
 
-The hook times calls of next(). It then replays the last batches, to measure a step that need not wait for input, makes
-a few batches itself, and writes the results. After that, it blocks the training loop until the command terminates the
-script. It draws no random numbers before it makes batches, so all batches up to then are the same as without the hook.
+The hook times calls of next(). It then replays the last batches, to measure a step that need not wait for input. After
+that, it makes a few batches itself and writes the results. It then blocks the training loop until the command
+terminates the script. The hook draws no random numbers before it makes batches, so all batches up to then are the same
+as without it.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ class _Loader:
         self.cpu_s = self.wall_s = 0.0
         """CPU time and wall time of this process at the start of the replay, in seconds; 0 before the replay."""
         self.step = -1
-        """The step of another loader's replay in which this loader last replayed a batch."""
+        """The last step of another loader's replay in which this loader replayed a batch, too; -1 if none."""
 
 
 def _again(loader: _Loader) -> Any:
@@ -115,11 +116,10 @@ class Watcher:
 
     @staticmethod
     def _beside(step: int, loader: _Loader, iterator: Any, original: Any) -> Any:
-        """Returns a batch of a loader that is iterated alongside the replayed one. In each replayed step, the first
-        batch of this loader is replayed as well.
+        """Returns a batch of a loader that is iterated alongside the replayed one. In each replayed step, this loader's
+        first batch is replayed, too.
 
-        An evaluation takes many batches in one step. After the first batch, the evaluation gets its own batches, so
-        that it ends.
+        An evaluation takes many batches in one step. After the first batch, it gets its own batches, so that it ends.
         """
         if loader.step == step or not loader.kept:
             return original(iterator)
@@ -195,7 +195,7 @@ class Watcher:
 
 def _step_s(observed: Steps, replayed: Steps, wall_s: float) -> float:
     """Returns the duration of a step that need not wait for input, in seconds. On a GPU, a step's work continues after
-    the loop has called next(), so the duration of the whole replay is divided by its number of steps."""
+    the loop has called next(). The duration of the whole replay is then divided by its number of steps."""
     if replayed.count < LEAST:
         return observed.step_s()
     return wall_s / replayed.count if _has_device() else replayed.step_s()
@@ -223,7 +223,8 @@ def _wait_for_device() -> None:
 
 
 def _quietly(function: Any) -> None:
-    """Calls one of the script's functions if it exists. The script is about to end, so an error does not matter."""
+    """Calls one of the script's functions, if it exists. Its errors do not matter, because the script is about to
+    end."""
     with contextlib.suppress(Exception):
         if function is not None:
             function()

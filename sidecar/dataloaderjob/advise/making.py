@@ -1,4 +1,4 @@
-"""The cost of a batch, measured by making a few batches in the watched process, and a dry run of shipping the dataset
+"""The cost of a batch, measured in the watched process by making a few batches. Also a dry run of shipping the dataset
 and code."""
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from dataloaderjob.shipping.bundles import make_bundle
 
 BATCHES, BUDGET_S = 16, 10.0
 """Maximum number of batches in the mean, and the time limit for them in seconds. At least three batches are made,
-regardless of the time limit."""
+regardless of the limit."""
 OUTLIER_OF = 8
-"""Minimum number of batches at which the longest wait is left out of the mean, because a busy machine may have delayed
+"""The longest wait is left out of the mean if at least this many batches were made. A busy machine may have delayed
 that batch."""
 
 
@@ -48,8 +48,8 @@ class Made:
 
 @dataclass(slots=True)
 class _Clock:
-    """The process's CPU time, including its threads, and the wall time since the last lap. Wall time excludes the time
-    during which this thread waited for a CPU."""
+    """A clock for the CPU time and the wall time since the last lap. CPU time includes all threads of the process. Wall
+    time excludes the time for which this thread waited for a CPU."""
 
     cpu: float = 0.0
     wall: float = 0.0
@@ -82,8 +82,8 @@ def make(source: Source) -> Made:
 
 
 def _samples(source: Source) -> Iterator[Callable[[], Any]]:
-    """Yields functions. Each one fetches the samples of one batch. For a map-style dataset, the sampler is iterated
-    again to choose the batches."""
+    """Yields a function for each batch, which fetches the batch's samples. For a map-style dataset, the sampler is
+    iterated again to choose the batches."""
     dataset, is_batched = source.dataset, source.is_batched
     if isinstance(dataset, IterableDataset):
         stream, size = iter(dataset), source.batch_size or 1
@@ -135,8 +135,8 @@ def _costs(rows: Sequence[tuple[float, ...]], nbytes: int, refused: str) -> Made
 
 
 def _encode(batch: Any) -> tuple[int, str]:
-    """Encodes a batch as a feeder does. Returns its size in bytes, and the reason why it cannot be sent unchanged
-    (empty if it can)."""
+    """Encodes a batch as a feeder does. Returns a tuple: the batch's size in bytes, and the reason why it cannot be
+    sent unchanged (empty if it can)."""
     refused = ""
     try:
         encoded = encode(batch, allow_pickle=False)
@@ -155,8 +155,8 @@ def _encode(batch: Any) -> tuple[int, str]:
 
 
 def shipping(source: Source) -> tuple[str, int]:
-    """Packs the dataset and code as they would be packed for feeders, into a temporary folder. Returns the reason why
-    packing failed (empty if it succeeded), and the number of bytes packed."""
+    """Packs the dataset and code into a temporary folder, as they would be packed for feeders. Returns a tuple: the
+    reason why packing failed (empty if it succeeded), and the number of bytes packed."""
     with tempfile.TemporaryDirectory(prefix="dataloaderjob-") as folder:
         roots = source.dataset, source.collate_fn, source.worker_init_fn
         try:

@@ -8,8 +8,7 @@ from enum import Enum, auto
 from statistics import median
 
 SKIPPED = 3
-"""Number of steps at the start that do not count, because code is compiled, allocators grow and workers start during
-them."""
+"""Number of steps at the start that do not count. During them, code is compiled, allocators grow and workers start."""
 LEAST = 5
 """Minimum number of steps in a phase. Once the phase's time is up, this number suffices."""
 OBSERVE_S, REPLAY_S = 30.0, 15.0
@@ -17,8 +16,8 @@ OBSERVE_S, REPLAY_S = 30.0, 15.0
 REPLAYED = 20
 """Number of steps in the replay."""
 PAUSE = 5.0
-"""A step that takes more than this many times the median is a pause, such as a checkpoint or an evaluation, and does
-not count."""
+"""A step that takes more than this many times the median is a pause, such as a checkpoint or an evaluation. It does not
+count."""
 
 
 class WatchPhase(Enum):
@@ -46,11 +45,11 @@ class Steps:
         return median(self.thinks)
 
     def period_s(self, *, is_queued: bool = False) -> float:
-        """Returns the time from one batch to the next in seconds, without pauses. Waits come in bursts, so their mean
-        is used rather than their median.
+        """Returns the time from one batch to the next in seconds, without pauses. It uses the mean of the waits rather
+        than their median, because they come in bursts.
 
-        With `is_queued`, the loop queues its work on a device and waits for the device only in some steps, so the mean
-        of the steps is used, too.
+        With `is_queued`, it also uses the mean of the steps. The loop then queues its work on a device, and waits for
+        the device only in some steps.
         """
         longest = PAUSE * median(self.thinks)
         kept = [

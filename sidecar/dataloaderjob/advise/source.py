@@ -1,4 +1,5 @@
-"""The source of a loader's batches, taken from torch's iterator, which a script may drop before the advice is due."""
+"""The source of a loader's batches, taken from torch's iterator. A script may drop the iterator before the advice is
+due."""
 
 from __future__ import annotations
 

@@ -111,8 +111,8 @@ def as_json(found: Verdict) -> dict[str, Any]:
 
 
 def workers_that_suffice(found: Verdict) -> int | None:
-    """Returns the number of torch workers per rank with which this machine would not need feeders, or None if no number
-    would suffice."""
+    """Returns the number of torch workers per rank that would make feeders unnecessary on this machine. Returns None if
+    no number would suffice."""
     advice = found.advice
     if not advice.feeders or found.free_cpus is None or found.local_ranks != found.world:
         return None
@@ -192,8 +192,8 @@ def _remedy(found: Verdict) -> list[str]:
 
 
 def _here(found: Verdict) -> list[str]:
-    """Returns a line about the free CPUs, and whether torch workers may suffice without feeders. Returns no line if the
-    number of free CPUs is unknown."""
+    """Returns a line about the free CPUs, which also states whether torch workers may suffice without feeders. Returns
+    no line if the number of free CPUs is unknown."""
     if found.free_cpus is None:
         return []
     workers = workers_that_suffice(found)

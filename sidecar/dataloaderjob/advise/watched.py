@@ -23,8 +23,7 @@ from dataloaderjob.core.processes import adopt_orphans
 
 POLL_S = 0.1
 GRACE_S, SHIPPING_S = 15.0, 30.0
-"""Seconds that a step may take to end once the time is up, and seconds that one rank has to make batches and do the dry
-run."""
+"""Seconds that a step may take to end once the time is up, and seconds that one rank has to measure single batches."""
 SITE = Path(__file__).with_name("site") / "sitecustomize.py"
 
 
@@ -118,7 +117,7 @@ def _texts(folder: Path, kind: str) -> Iterator[str]:
 
 
 def _end_all(script: subprocess.Popen[bytes]) -> None:
-    """Kills all descendants of this process, that is, the script and everything that it started."""
+    """Kills all descendants of this process: the script and everything that it started."""
     for _ in range(20):
         found = _descendants(os.getpid())
         for pid in found:

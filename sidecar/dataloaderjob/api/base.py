@@ -1,7 +1,7 @@
 """The base of every API model: camelCase in YAML, frozen values, quantities, and rules that span fields. Pure.
 
-A rule is written once, in CEL, as a row of the model's `RULES`. Both the API server and pydantic evaluate it: `crd.py`
-emits it for the API server, as x-kubernetes-validations. Quantities are written as in Kubernetes ("500m", "2Gi").
+Each rule is written once, in CEL, as a row of the model's `RULES`. pydantic evaluates it here. `crd.py` passes it to
+the API server, as x-kubernetes-validations. Quantities are written as in Kubernetes ("500m", "2Gi").
 """
 
 from __future__ import annotations
@@ -73,12 +73,12 @@ class Rule:
     """The valid values, in words."""
     cel: str
     """CEL expression that is true if the object is valid. `self` is the model as the API server stores it, with
-    defaults filled in. `item` is the entry or key that the last `[]` stands for. In a mapping, only the keys and those
-    values that are quantities are visible."""
+    defaults filled in. `item` is the entry or key that the last `[]` stands for. In a mapping, the expression sees the
+    keys, and only those values that are quantities."""
     found: str
     """CEL expression of type string that evaluates to the value found, for messages."""
     only_on_a_cluster: bool = False
-    """True if the rule applies only on a cluster: on one machine, the field is ignored and may be absent."""
+    """True if the rule applies only on a cluster. On one machine, the field is ignored and may be absent."""
 
     @cached_property
     def whole(self) -> str:
@@ -320,7 +320,7 @@ _FUNCTIONS: dict[str, Callable[..., Any]] = {
     "isInteger": lambda one: _quantity(one).value.denominator == 1,
     "asInteger": lambda one: int(_quantity(one).value),
 }
-"""The Kubernetes extensions to CEL that rules use. In this module, a quantity is represented by its text."""
+"""The Kubernetes extensions to CEL that rules use. Quantities are passed to them as text."""
 _program = cache(cel.compile)
 _NAMED = re.compile(r"self((?:\.\w+\b(?!\())+)")
 """Matches a field named in CEL, including the path to it."""
@@ -354,8 +354,8 @@ def _seen(model: type[Model]) -> Tree:
 
 
 def stored(value: Any, seen: Tree) -> Any:
-    """Converts a value to the form that rules see and the API server stores: under the manifest's names, with defaults
-    filled in and absent fields left out. A mapping keeps all keys, but only those values that are quantities."""
+    """Converts a value to the form that the API server stores and rules see. It has the manifest's names, includes
+    defaults, and omits absent fields. A mapping keeps all keys, but only those values that are quantities."""
     if isinstance(value, Model):
         made, names = {}, type(value).model_fields
         for alias, name in zip(fields_by_alias(type(value)), names, strict=True):
@@ -372,7 +372,7 @@ def stored(value: Any, seen: Tree) -> Any:
 
 
 def _places(field: str, value: Any, path: Path = (), item: Any = None) -> Iterator[tuple[Path, Any]]:
-    """Yields every path that a rule's field stands for, with the entry or key of its last `[]`."""
+    """Yields every path that a rule's field stands for, each with the entry or key of its last `[]`."""
     before, each, after = field.partition("[]")
     names = [int(name) if name.isdigit() else name for name in re.findall(r"[^.\[\]]+", before)]
     path += tuple(names)
@@ -386,7 +386,7 @@ def _places(field: str, value: Any, path: Path = (), item: Any = None) -> Iterat
 
 
 def in_quotes(text: str) -> str:
-    """Returns a CEL expression that puts the value of `text`, another expression, in double quotes."""
+    """Returns a CEL expression that puts the value of another CEL expression, `text`, in double quotes."""
     return f"'\"' + {text} + '\"'"
 
 

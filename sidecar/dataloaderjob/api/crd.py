@@ -1,9 +1,9 @@
 """The CustomResourceDefinition, generated from the models. Pure except for main.
 
-`python -m dataloaderjob.api.crd > crds/dataloaderjobs.yaml` prints the CRD. Its schema is derived from the models,
-whose rules become CEL validations. Kubernetes supports neither $ref nor unions nor `additionalProperties: false`.
-Therefore, references are inlined, and an optional field is one that may be omitted. Unknown fields are rejected by
-strict field validation, which kubectl requests.
+`python -m dataloaderjob.api.crd > crds/dataloaderjobs.yaml` prints the CRD. The models determine its schema, and their
+rules become CEL validations. Kubernetes supports neither $ref nor unions nor `additionalProperties: false`. References
+are therefore inlined, and an optional field is one that may be omitted. Strict field validation, which kubectl
+requests, rejects unknown fields.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ Schema = dict[str, Any]
 PRESERVE = "x-kubernetes-preserve-unknown-fields"
 VALIDATIONS = "x-kubernetes-validations"
 _NUMBER_AS_TEXT = re.compile(r"string\((?!self(\.\w+)*\.(memoryPerProcess|poolSize)\))")
-"""Matches a number that a message converts to text. The API server knows no bound on the length of this text, and
+"""Matches a number that a message converts to text. The API server knows no limit on the length of this text, and
 rejects the message expression as too expensive."""
 _LITERAL = re.compile(r"'[^'\\]*'")
 """Matches a `found` that always yields the same text and therefore needs no expression."""
@@ -130,8 +130,8 @@ def _add_rules(schema: Schema, model: type[BaseModel]) -> None:
 
 
 def _validation(rule: Rule, below: str = "") -> Schema:
-    """Builds the schema of one rule. `below`: the field that holds the rule's model, if the rule must be placed above
-    that field."""
+    """Builds the schema of one rule. If the rule must be placed above its model, `below` is the field that holds the
+    model."""
 
     def lift(cel: str) -> str:
         return cel.replace("self.", f"self.{below}.") if below else cel

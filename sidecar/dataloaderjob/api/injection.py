@@ -50,7 +50,7 @@ ANNOTATION = f"{GROUP}/injected"
 """Annotation with the digest of a pod's injection. The digest reveals an injection that is out of date."""
 VOLUMES = (KEY_VOLUME, SETTINGS_VOLUME, RUN_VOLUME)
 VARIABLES = (FEEDERS_VARIABLE, PREFETCH_VARIABLE, ALLOW_PICKLE_VARIABLE, SOCKET_VARIABLE)
-"""Environment variables of the container that trains. The last one marks the end of the injected variables, which
+"""Environment variables of the container that trains. The last one marks the end of the injected variables. It
 distinguishes them from variables of the same names that the user has set."""
 KEY_MODE = 0o444
 """Mode of the key file. Only the sidecar mounts the file. All users may read it, because without an fsGroup in the pod,
@@ -87,30 +87,30 @@ class Injection:
     @property
     def digest(self) -> str:
         text = json.dumps(dataclasses.asdict(self), sort_keys=True, separators=(",", ":"))
-        return f"v1-{hashlib.sha256(text.encode()).hexdigest()[:12]}"  # no reader takes it for a number
+        return f"v1-{hashlib.sha256(text.encode()).hexdigest()[:12]}"  # no YAML reader takes it for a number
 
 
 def attachment(job: str) -> str:
-    """Returns the name of both the Secret with the key and the ConfigMap with the settings of sidecars in attached
-    pods.
+    """Returns the name of two objects for sidecars in attached pods: the Secret with their key, and the ConfigMap with
+    their settings.
 
-    The name depends on the job's name alone, and is part of the contract with everything that injects a sidecar:
-    `dataloaderjob inject` works without a cluster, and an admission policy cannot compute digests. An earlier job of
-    the same name therefore had a Secret of the same name. That Secret is deleted with its job, and the operator then
-    creates the new one (`keys.JobSecrets`). A sidecar rereads its key when the supervisor rejects the key.
+    The name depends only on the job's name, because `dataloaderjob inject` works without a cluster, and an admission
+    policy cannot compute digests. The name must not change, because everything that injects a sidecar relies on it. An
+    earlier job of the same name had a Secret of this name. Kubernetes deletes that Secret with its job, and the
+    operator then creates the new one. A sidecar rereads its key when the supervisor rejects it.
     """
     return f"{job}-attach"
 
 
 def attached_certificates(job: DataLoaderJob) -> list[str]:
-    """Returns the names of the Secrets with the certificates of sidecars in attached pods: one per generation if the
-    job uses TLS, otherwise none."""
+    """Returns the names of the Secrets with the certificates of sidecars in attached pods, one for each generation.
+    Returns none unless the job uses TLS."""
     count = GENERATIONS if job.spec.loader.tls else 0
     return [f"{attachment(job.name)}-tls-{generation}" for generation in range(count)]
 
 
 def injection(job: DataLoaderJob, *, image: str, pull_secrets: Sequence[str] = ()) -> Injection:
-    """Builds the injection for a job's pods. `image`, `pull_secrets`: used for the sidecar if the manifest names no
+    """Builds the injection for a job's pods. The sidecar uses `image` and `pull_secrets` if the manifest names no
     image.
 
     Raises CannotInject if the job creates its own trainers.
@@ -140,8 +140,8 @@ def injection(job: DataLoaderJob, *, image: str, pull_secrets: Sequence[str] = (
 
 
 def inject(pod: Mapping[str, Any], wanted: Injection) -> dict[str, Any]:
-    """Returns a copy of a pod or pod template, with everything that attaches it to the job. A pod that already has
-    everything is returned unchanged, and an older injection is replaced. Raises CannotInject."""
+    """Returns a copy of a pod or pod template, with everything that attaches it to the job. An older injection is
+    replaced. A pod that already has everything stays the same. Raises CannotInject."""
     made = copy.deepcopy(dict(pod))
     if is_current(made, wanted):
         return made
@@ -187,8 +187,8 @@ def _environment(variables: Mapping[str, str]) -> list[dict[str, str]]:
 
 
 def is_current(pod: Object, wanted: Injection) -> bool:
-    """Checks whether a pod has this injection in full. Others may have made additions to the injected parts, and
-    changed the image."""
+    """Checks whether a pod has this injection in full. Accepts additions to the injected parts, and a different
+    image."""
     spec, annotations = _spec(pod), (pod.get("metadata") or {}).get("annotations") or {}
     found = [c for c in spec.get("initContainers") or () if c.get("name") == SIDECAR]
     if annotations.get(ANNOTATION) != wanted.digest or len(found) != 1:
@@ -311,8 +311,7 @@ def _check(spec: Object, trainer: Object) -> None:
 
 
 def _spec(pod: Object) -> dict[str, Any]:
-    """Returns the pod's spec. Raises CannotInject if a part that is read here is not of the type that Kubernetes
-    defines."""
+    """Returns the pod's spec. Raises CannotInject if one of the parts used here has the wrong type."""
     spec = pod.get("spec")
     if not isinstance(spec, dict) or not spec.get("containers"):
         raise CannotInject("the pod has no spec.containers: give it the container that trains")

@@ -60,8 +60,8 @@ SHORT_NAME = "dlj"
 MANAGED_BY = f"{GROUP}/operator"
 """The operator's own name in `managedBy`."""
 MAX_NAME_LENGTH = 44
-"""Maximum length of a job's name. A trainer's host name has at most 63 characters: the job's name, `-trainers-`, and
-the numbers of the attempt and the replica, with a hyphen between them and up to four digits each."""
+"""Maximum length of a job's name. A trainer's host name, NAME-trainers-ATTEMPT-REPLICA, has at most 63 characters. Its
+two numbers have up to four digits each."""
 _NAME = "^[a-z0-9]([-a-z0-9]*[a-z0-9])?$"
 
 

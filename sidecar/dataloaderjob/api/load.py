@@ -91,8 +91,8 @@ class _Scan:
         self._visited = 0
 
     def visit(self, node: yaml.Node, path: Path, depth: int) -> None:
-        """Visits a node and everything below it. Raises ManifestError if the document is too large or contains
-        itself."""
+        """Visits a node and everything below it. Raises ManifestError if the document is too large, or if a node
+        contains itself."""
         self._visited += 1
         line = node.start_mark.line + 1
         if self._visited > MAX_NODES or depth > MAX_DEPTH:
@@ -147,8 +147,8 @@ MAX_NBYTES = 1 << 20
 
 
 def load_manifest(path_or_text: str | os.PathLike[str], *, one_machine: bool = False) -> DataLoaderJob:
-    """Reads a manifest from a path, or from the string itself if the string contains a line break or `key: value`.
-    `one_machine`: the manifest may lack fields that only a cluster needs, such as an image.
+    """Reads a manifest from a path, or from the string itself if the string contains a line break or `key: value`. With
+    `one_machine`, the manifest may lack fields that only a cluster needs, such as an image.
 
     Raises ManifestError (an InputError) that lists every problem.
     """
@@ -179,7 +179,7 @@ def parse_manifest(
 
 
 def parse_jobs(text: str, source: str) -> list[DataLoaderJob]:
-    """Parses all DataLoaderJobs in a text, which may also contain other documents. Raises ManifestError."""
+    """Parses all DataLoaderJobs in a text, and ignores other documents in it. Raises ManifestError."""
     return [
         _build(document, source)
         for document in parse_documents(text, source)
@@ -198,8 +198,8 @@ def parse_live(
     """Builds a DataLoaderJob from an object that an API server has accepted. Also returns problems for fields that seem
     to be misspelled, or that this release does not know.
 
-    The API server has checked the fields. A field that the models lack comes from a later release's definition, and is
-    omitted and reported as a problem. Metadata fields of a later Kubernetes version are omitted silently. Raises
+    The API server has checked the fields, so a field that the models lack comes from a later release's definition. It
+    is omitted and reported as a problem. Metadata fields of a later Kubernetes version are omitted silently. Raises
     ManifestError if the models cannot read the rest.
     """
     kept, unknown = without_unknown(Shape(DataLoaderJob), data)

@@ -26,7 +26,7 @@ class TemplateKind:
 
     group: str
     kinds: Sequence[str]
-    """Names of kinds; empty: all kinds of the group."""
+    """Names of the kinds."""
     paths: Sequence[tuple[str, ...]]
     helpers: Sequence[tuple[str, ...]] = ()
     """Paths of templates whose pods do not train. Such a template is injected only if it carries the label itself."""
@@ -89,7 +89,7 @@ class FoundTemplate:
     path: Path
     template: Mapping[str, Any]
     helps: bool
-    """True if its pods do not train."""
+    """True if the template's pods do not train."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,7 +98,7 @@ class FoundTemplates:
 
     templates: Sequence[FoundTemplate]
     unknown: Sequence[tuple[Path, str]] = ()
-    """Objects of kinds that the table lacks: their paths and kinds."""
+    """Objects of kinds that the table lacks, as (path, kind)."""
 
 
 def pod_templates(thing: Any, path: Path = ()) -> FoundTemplates:

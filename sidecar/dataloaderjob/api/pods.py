@@ -232,7 +232,7 @@ class PodTemplate(Model):
 
 
 CONTAINERS = "template.spec.containers[]"
-"""Path in the `field` of a rule that stands for each container of a model's template."""
+"""The start of a rule's `field` that stands for each container of a model's template."""
 
 
 def reserved_env_rule(
@@ -277,8 +277,8 @@ class ScratchSpec(Model):
 
 
 def owned_field_rules(name: str, owned: Mapping[str, str]) -> tuple[Rule, ...]:
-    """Returns rules that reject those fields in `template` that the operator sets in its own container `name`. `owned`:
-    the alternative to each field."""
+    """Returns rules that reject those fields in `template` that the operator sets in its own container `name`. `owned`
+    maps each field to the alternative that a message suggests."""
     return tuple(
         Rule(
             field=f"{CONTAINERS}.{field}",

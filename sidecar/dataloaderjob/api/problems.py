@@ -57,7 +57,8 @@ def field_shape(info: FieldInfo) -> Shape:
 
 
 def fields_within(model: type[BaseModel]) -> Iterator[tuple[str, str, type[BaseModel] | None]]:
-    """Yields every field of a model: its name, "[]" if it holds several values, and the model of its values, if any."""
+    """Yields every field of a model as a tuple: its name, "[]" or "", and the model of its values or None. "[]" means
+    that the field holds several values."""
     for alias, info in fields_by_alias(model).items():
         shape, listed = field_shape(info), ""
         if shape.model is None and shape.items is not None:
@@ -185,7 +186,7 @@ class ManifestError(InputError):
 
 
 def translate(error: ValidationError, model: type[BaseModel], *, lines: Mapping[Path, int]) -> list[Problem]:
-    """Returns every problem in a pydantic error of `model`. `lines`: the line number of each path."""
+    """Returns every problem in a pydantic error of `model`. `lines` holds the line number of each path."""
     problems = []
     for detail in error.errors(include_url=False):
         loc: Path = tuple(part for part in detail["loc"] if part != "[key]")
@@ -213,8 +214,8 @@ def near_misses(
 
 
 def without_unknown(shape: Shape, data: Any, path: Path = ()) -> tuple[Any, list[Path]]:
-    """Returns the data without the fields that the models lack, and the paths of those fields. Open parts are not
-    changed."""
+    """Returns the data without the fields that the models lack, and the paths of those fields. Keeps all fields of open
+    parts."""
     dropped: list[Path] = []
     if shape.model is not None and isinstance(data, Mapping):
         known, kept = fields_by_alias(shape.model), {}
@@ -275,7 +276,7 @@ def _explain(model: type[BaseModel], loc: Path, detail: Any) -> Iterator[tuple[P
     elif kind == "extra_forbidden":
         yield loc, "an unknown field", _instead_of(model, loc)
     elif kind == "too_short" and detail["input"]:
-        return  # pydantic counts only valid entries; the entries' own problems are reported
+        return  # pydantic counts only valid entries; the problems of the others are reported
     elif kind == "missing":
         yield loc, "nothing", _expected(model, loc)
     elif kind == "string_too_long":

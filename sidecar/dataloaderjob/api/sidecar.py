@@ -1,5 +1,6 @@
-"""The sidecar's container, and the names of its volumes and files. Everything that puts a sidecar into a pod builds the
-container with this module: the operator for its own trainers, the webhook, and `dataloaderjob inject`. Pure.
+"""The sidecar's container, and the names of its volumes and files. Pure.
+
+Everything that puts a sidecar into a pod uses this module: the operator, the webhook, and `dataloaderjob inject`.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ RESTRICTED: Object = {
     "seccompProfile": {"type": "RuntimeDefault"},
 }
 LAST_WORDS: Object = {"terminationMessagePolicy": "FallbackToLogsOnError"}
-"""Copies a container's last output into its status, and from there into the job's conditions."""
+"""Makes Kubernetes copy a container's last output into its status. The operator copies it into the job's conditions."""
 MOUNTS: tuple[dict[str, Any], ...] = (
     {"name": KEY_VOLUME, "mountPath": KEY_FOLDER, "readOnly": True},
     {"name": SETTINGS_VOLUME, "mountPath": SETTINGS_FOLDER, "readOnly": True},
@@ -48,7 +49,7 @@ TLS_NAME = "tls"
 TLS_FOLDER = f"{KEY_FOLDER}/{TLS_NAME}"
 """Folder with a pod's certificates, if the job uses TLS (`core.tls`)."""
 AUTHORITIES = "ca.crt"
-"""Field of a Secret with certificates that all parts of a job need."""
+"""The field with the authorities' certificates in a Secret of certificates. All parts of a job need it."""
 
 
 def certificate_fields(part: Part) -> tuple[str, str]:
@@ -59,9 +60,12 @@ def certificate_fields(part: Part) -> tuple[str, str]:
 def key_volume(
     secret: str, mode: int, part: Part, *, items: Sequence[Object] = (), certificates: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Builds the volume with the key of a pod's part of the job. `items`: the Secret's items to include, if not all.
-    `certificates`: the Secrets with the generations of certificates, if the job uses TLS. Later generations do not
-    exist yet when the pod starts. The kubelet adds each one once it exists."""
+    """Builds the volume with a pod's key. `part` is the pod's part of the job, and `items` are the Secret's items to
+    include, if not all.
+
+    If the job uses TLS, `certificates` names the Secrets with the generations of certificates. Later generations do not
+    exist yet when the pod starts. The kubelet adds each one once it exists.
+    """
     chosen = {"items": list(items)} if items else {}
     if not certificates:
         return {"name": KEY_VOLUME, "secret": {"secretName": secret, "defaultMode": mode, **chosen}}
@@ -88,8 +92,11 @@ class SidecarPlan:
 
 
 def sidecar_plan(spec: DataLoaderJobSpec, *, image: str, metrics_port: int, processes: int) -> SidecarPlan:
-    """Builds the plan from a manifest. The default memory covers the pools and the sidecar itself, because memfds count
-    as the sidecar's memory. `image`: used if the manifest names none. `processes`: trainer processes in a pod."""
+    """Builds the plan from a manifest. `image` is used if the manifest names none. `processes` is the number of trainer
+    processes in a pod.
+
+    The default memory covers the pools and the sidecar itself, because the sidecar is charged for the memfds.
+    """
     asked = plain(spec.sidecar)
     made = resources(spec.sidecar.resources)
     memory = spec.loader.memory_per_process.nbytes * processes + spec.sidecar.overhead_nbytes(processes)
@@ -124,7 +131,7 @@ def sidecar_container(plan: SidecarPlan, pod: Object) -> dict[str, Any]:
 
 def _user(pod: Object) -> dict[str, int]:
     """Returns a user for the sidecar if the pod's user is root, because the sidecar must not run as root. Otherwise,
-    the sidecar's image, the pod or the namespace sets the user."""
+    the sidecar's image, the pod or the namespace determines the user."""
     return {"runAsUser": USER} if (pod.get("securityContext") or {}).get("runAsUser") == 0 else {}
 
 
@@ -151,7 +158,6 @@ def is_guaranteed(pod: Object) -> bool:
 
 
 def scratch_volume(name: str, scratch: ScratchSpec) -> dict[str, Any]:
-    """Builds a scratch volume."""
     if scratch.volume is not None:
         return {**scratch.volume, "name": name}
     return {"name": name, "emptyDir": {"sizeLimit": str(scratch.size or SCRATCH_SIZE)}}

@@ -1,8 +1,8 @@
-"""Edits of values in a YAML text that leave every other character unchanged: comments, order, quotes, indentation.
-Pure.
+"""Edits of values in a YAML text. They leave all other characters unchanged, including comments, order, quotes and
+indentation. Pure.
 
-A library that loads and dumps a file with its comments (ruamel.yaml 0.19) also reindents lists and moves some comments,
-so that the diff of a small change covers much of the file. Instead, this module uses the positions of PyYAML's nodes to
+A library that loads and dumps a file with its comments (ruamel.yaml 0.19) also reindents lists and moves some comments.
+The diff of a small change then covers much of the file. Instead, this module uses the positions of PyYAML's nodes to
 insert and remove individual lines.
 """
 
@@ -53,8 +53,8 @@ class _Edits:
         self.made.append((position, position, block))
 
     def change(self, node: yaml.Node, before: Any, after: Any, key: yaml.Node | None, column: int) -> None:
-        """Changes a value. `key`: the node of its key in a mapping; None in a list. `column`: the column of the mapping
-        or list that contains the value."""
+        """Changes a value. `key` is the node of its key in a mapping, or None in a list. `column` is the column of the
+        mapping or list that contains the value."""
         if _same(before, after):
             return
         lines = _is_block(node) and bool(after)
@@ -68,8 +68,8 @@ class _Edits:
         self._replace(node, after, key, column)
 
     def _keeps_its_first_line(self, node: yaml.MappingNode, after: Mapping[str, Any]) -> bool:
-        """Checks whether the mapping's first line remains, if that line contains more than a key, such as the dash of a
-        list entry."""
+        """Checks whether a mapping can be edited line by line. It cannot if its first key is removed and other text
+        precedes that key on its line, such as the dash of a list entry."""
         first = node.value[0][0]
         return (
             first.value in after
@@ -144,13 +144,14 @@ class _Edits:
             self.made.append((colon, colon, f" {_flat(after)}"))
 
     def _no_alias(self, node: yaml.Node, start: int, owner: yaml.Node) -> None:
-        """Raises CannotEdit if a node's text lies before `start`, outside its owner: the node is then the target of an
-        alias."""
+        """Raises CannotEdit if a node's text lies before `start`, outside its owner. The owner then refers to the node
+        by an alias."""
         if node.start_mark.index < start:
             raise CannotEdit(f"line {owner.start_mark.line + 1}: {_NO_ALIAS}")
 
     def _after(self, node: yaml.Node, key: yaml.Node | None = None) -> int:
-        """Returns the offset of the line after a value. `key`: the node of its key; the value may then be an alias."""
+        """Returns the offset of the line after a value. `key` is the node of its key, if it has one. The value may then
+        be an alias."""
         while _is_block(node):
             if isinstance(node, yaml.MappingNode):
                 key, node = node.value[-1]
@@ -177,9 +178,9 @@ def _backwards(edits: Sequence[tuple[int, int, str]]) -> Iterator[tuple[int, int
 
 
 def edited(text: str, wanted: Sequence[Any], loader: type[yaml.SafeLoader]) -> str:
-    """Returns the text with changed documents. `wanted`: the new value of each document that is not empty.
+    """Returns the text with changed documents. `wanted` holds the new value of each document that is not empty.
 
-    Raises CannotEdit if the result would have any other values.
+    Raises CannotEdit if the edited text would have other values.
     """
     edits = _Edits(text, "\r\n" if "\r\n" in text else "\n")
     for (node, before), after in zip(_documents(text, loader), wanted, strict=True):
@@ -230,8 +231,8 @@ def _same(one: Any, other: Any) -> bool:
 
 
 class _Dumper(yaml.SafeDumper):
-    """A dumper that quotes every string that another reader could take for another type: kubectl reads 1e5 as a number,
-    PyYAML as a string."""
+    """A dumper that quotes every string that another reader could take for another type. For example, kubectl reads 1e5
+    as a number, and PyYAML reads it as a string."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002  equal parts are written out
         return True

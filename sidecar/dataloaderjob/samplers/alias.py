@@ -1,10 +1,10 @@
 """Weighted draws in constant time: Walker's alias method, with a table that is built without a Python loop.
 
 Each of n columns holds 1/n of the probability. A column is filled by its own sample. If that sample has a probability
-below 1/n (a poor sample), the rest of the column is filled by an alias, a sample with a probability above 1/n (a rich
-sample). Rich samples fill up poor ones in order, one after another. If filling the last of its poor samples leaves a
-rich sample with less than 1/n, the next rich sample fills up the rich sample's own column. The assignment follows from
-two running sums, one of the deficits and one of the excesses.
+below 1/n (a poor sample), an alias fills the rest of the column. An alias is a sample with a probability above 1/n (a
+rich sample). Rich samples fill up poor ones in order. Once a rich sample has less than 1/n left for its own column, the
+next rich sample fills up the rest of that column. The assignment follows from two running sums, one of the deficits and
+one of the excesses.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ F64 = npt.NDArray[np.float64]
 
 
 class AliasTable:
-    """A table for weighted draws. It has 16 bytes for each weight."""
+    """A table for weighted draws, with 16 bytes for each weight."""
 
     __slots__ = ("aliases", "own")
 

@@ -1,4 +1,4 @@
-"""Batches of one size with equal work on all ranks: lengths decide which rank gets which samples of a global batch."""
+"""Batches of one size, with about the same work on all ranks. Sample lengths decide which rank gets which samples."""
 
 from __future__ import annotations
 
@@ -14,14 +14,13 @@ from dataloaderjob.samplers.elastic import ElasticSampler, OrderPlace, Tail, fit
 from dataloaderjob.samplers.permutation import I64, Permutation
 
 WEIGHED = 32
-"""Number of rows of a global batch (one sample per rank) that are dealt according to the ranks' sums, at 7 µs per row.
-The remaining rows are dealt in alternating directions. For 8,192 samples with typical text lengths, the sum of the
-heaviest of 64 ranks is 0.02% above the mean. It would be 0.01% above if all rows were dealt by sums, and 0.27% above if
-none were."""
+"""Number of rows of a global batch that are dealt by the ranks' sums, at 7 µs per row. The remaining rows are dealt in
+alternating directions. For 8,192 samples with typical text lengths and 64 ranks, the heaviest rank's sum is 0.02% above
+the mean. It would be 0.01% above with all rows dealt by sums, and 0.27% above with none."""
 
 
 class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
-    """A `batch_sampler` that deals each global batch to the ranks so that the ranks' sums of lengths are close.
+    """A `batch_sampler` that deals each global batch so that all ranks have nearly equal sums of lengths.
 
     The global batches are the same for every world size that divides their size; only the assignment to ranks differs.
     Without `look_ahead`, they are the batches of a plain shuffle, so balancing does not make the order less random.
@@ -29,8 +28,8 @@ class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
     Args:
         lengths: the length of each sample, or its cost if that is not proportional to the length.
         global_batch_size: number of samples in a step, over all ranks; each rank gets an equal number.
-        look_ahead: number of global batches whose samples are sorted by length together, so that the samples of a batch
-            have similar lengths and need little padding. The order of these batches is then shuffled again.
+        look_ahead: number of global batches whose samples are sorted by length together. The samples of a batch then
+            have similar lengths and need little padding. The order of these batches is shuffled again.
         num_replicas, rank, shuffle, seed, drop_last, tail: as for `ElasticDistributedSampler`; `tail` applies to the
             last global batch.
 
@@ -106,9 +105,9 @@ class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
         return list(batches)
 
     def _part(self, batch: I64) -> list[int]:
-        """Returns this rank's samples of a global batch. The batch is sorted by length, longest first, and each row of
-        W samples has one sample for each of the W ranks. In the first `WEIGHED` rows, the ranks' sums so far decide
-        which rank gets which sample."""
+        """Returns this rank's samples of a global batch. The batch is sorted by length, longest first, and cut into
+        rows with one sample for each rank. In the first `WEIGHED` rows, the ranks' sums so far decide which rank gets
+        which sample."""
         ranks, rank = self.num_replicas, self.rank
         rows = of.longest_first(batch, self._lengths).reshape(-1, ranks)
         sums = np.zeros(ranks, dtype=np.int64)

@@ -1,5 +1,5 @@
-"""Samplers of single samples. Each of W ranks takes every W-th position of a global order, which any function can
-define."""
+"""Samplers of single samples. Each of W ranks takes every W-th position of a global order. Any function can define the
+order."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from dataloaderjob.samplers.elastic import ElasticSampler, OrderPlace, Tail, fit
 from dataloaderjob.samplers.permutation import I64, Permutation
 
 BLOCK = 4096
-"""Number of indices computed at a time. An index takes 40 ns, including 18 ns for numpy calls. With blocks of 1,024, an
-index takes 98 ns. With blocks of 16,384, it takes 50 ns, because the arrays do not fit into the cache."""
+"""Number of indices computed at a time. An index takes 40 ns, including 18 ns for numpy calls. With blocks of 1,024, it
+takes 98 ns. With blocks of 16,384, it takes 50 ns, because the arrays do not fit into the cache."""
 Order = Callable[[I64], I64]
 """A function that maps an array of positions, each below the number of samples, to an array of dataset indices."""
 
 
 class ElasticDistributedSampler(ElasticSampler[int]):
-    """A `DistributedSampler` that keeps no list of indices, with a state from which any number of ranks can resume.
+    """A `DistributedSampler` that keeps no list of indices. Any number of ranks can resume from its state.
 
     The order of an epoch is one permutation, identified by (seed, epoch, number of samples). Rank r of W takes
     positions r, r + W, r + 2W and so on, as torch's sampler does. If each rank takes a batch of B samples, the W ranks
-    together take the next W * B positions. All world sizes with the same product W * B, or W * B * k for k batches in a
-    step, have the same global batches. After a checkpoint, a different world size resumes where all ranks had stopped.
-    No sample is lost or repeated.
+    together take the next W * B positions. World sizes with the same product W * B have the same global batches. With k
+    batches in a step, the product is W * B * k. After a checkpoint, a different world size resumes where all ranks had
+    stopped. No sample is lost or repeated.
 
     Args:
         dataset, num_replicas, rank, shuffle, seed, drop_last: as for `DistributedSampler`.
-        tail: "drop", "pad" or "error" for samples at the end that do not fill all ranks; None: determined by
-            `drop_last`. With any of these, all ranks have the same number of samples, even after a checkpoint from a
-            different world size.
+        tail: "drop", "pad" or "error" for samples at the end that do not fill all ranks. If it is None, `drop_last`
+            decides. All ranks always have the same number of samples, even after a checkpoint from a different world
+            size.
         global_batch_size: if given, the tail fills global batches of this size instead of ranks. The last global batch
             is then the same for every world size that divides this size.
 
@@ -82,8 +82,8 @@ class ElasticDistributedSampler(ElasticSampler[int]):
             yield self._look_up(order, self._own(turns, place.epoch)).tolist()
 
     def _own(self, turns: I64, epoch: int) -> I64:  # noqa: ARG002  for subclasses
-        """Returns this rank's positions. Each of `turns` is the first of `num_replicas` positions, and one of these
-        belongs to this rank."""
+        """Returns this rank's positions. Each of `turns` is the first of `num_replicas` positions, and this rank gets
+        one of these."""
         return turns + self.rank
 
     def _look_up(self, order: Order, positions: I64) -> I64:

@@ -1,9 +1,8 @@
-"""Base class of this package's samplers: one global order per epoch, a part of it for each rank, and a state that is
-independent of the rank.
+"""Base class of this package's samplers. An epoch has one global order, each rank takes a part of it, and the state is
+the same on all ranks.
 
-All ranks together consume an epoch from its beginning: after each rank has returned k items, they are at position k *
-`stride`. A state holds the epoch and that position, so one rank's state is valid for every rank, and for a different
-number of ranks.
+All ranks together consume an epoch from its beginning. After each rank has returned k items, they are at position k *
+`stride`. A state holds the epoch and that position, so it is valid for every rank, and for a different number of ranks.
 
 A sampler runs ahead of the training, and a loader may request two iterators and use only one. An iterator therefore
 reads the current epoch and the loaded position only when its first item is requested. Each iterator has its own state,
@@ -25,8 +24,8 @@ if TYPE_CHECKING:
     from torch.utils.data import Dataset
 
 Tail = Literal["drop", "pad", "error"]
-"""Treatment of items at the end of an epoch that do not fill all ranks: drop them, pad them with the first items of the
-epoch, or raise InputError."""
+"""Treatment of items at the end of an epoch that do not fill all ranks. They are dropped, padded with the first items
+of the epoch, or cause an InputError."""
 VERSION = 1
 _MOST = 1 << 53
 _T = TypeVar("_T")
@@ -66,7 +65,8 @@ class Cursor(Generic[_T]):
             pass
 
     def blocks(self) -> Iterator[Iterator[_T]]:
-        """Yields blocks of items. This generator is resumed for the first item, and whenever a block is exhausted."""
+        """Yields blocks of items. The sampler's iterator resumes this generator for its first item, and whenever a
+        block is exhausted."""
         while True:
             begun = self._loaded or self._sampler.beginning()
             self._begun, self._loaded, self._given = begun, None, 0
@@ -82,8 +82,8 @@ class Cursor(Generic[_T]):
 
 
 class Items(itertools.chain[_T]):
-    """The iterator of a sampler. It yields a block's items from C code, at 20 ns per item. A `__next__` in Python would
-    take 100 ns."""
+    """The iterator of a sampler. C code yields a block's items, at 20 ns per item. A `__next__` in Python would take
+    100 ns."""
 
     sampler: ElasticSampler[_T]
     cursor: Cursor[_T]
@@ -140,7 +140,7 @@ class ElasticSampler(DistributedSampler[_T_co]):
         raise NotImplementedError
 
     def identity(self) -> dict[str, Any]:
-        """Returns everything that determines the meaning of a position, as values that JSON can represent."""
+        """Returns everything that determines the meaning of a position, as plain JSON-serializable values."""
         return {"seed": self.seed, "shuffle": self.shuffle}
 
     def details(self, place: OrderPlace) -> dict[str, Any]:  # noqa: ARG002  for subclasses
@@ -148,8 +148,8 @@ class ElasticSampler(DistributedSampler[_T_co]):
         return {}
 
     def read_details(self, place: OrderPlace, state: Mapping[str, Any]) -> None:
-        """Restores the entries that `details` returned. Raises InputError, KeyError, TypeError or ValueError if that
-        fails."""
+        """Restores the entries that `details` returned. Raises InputError, KeyError, TypeError or ValueError if they
+        are invalid."""
 
     def __iter__(self) -> Iterator[_T_co]:
         cursor: Cursor[_T_co] = Cursor(self)
@@ -164,7 +164,7 @@ class ElasticSampler(DistributedSampler[_T_co]):
         self.epoch = epoch
 
     def place(self) -> OrderPlace:
-        """Returns the place of all ranks, assuming that each rank has taken the same number of items as this rank."""
+        """Returns the place of all ranks. Assumes that each rank has taken the same number of items as this one."""
         if self._loaded is None and self._current is not None:
             return self._current.place()
         return self.beginning()
@@ -178,8 +178,8 @@ class ElasticSampler(DistributedSampler[_T_co]):
         self._loaded = self._current = None
 
     def begin(self, cursor: Cursor[Any]) -> None:
-        """Records that an iteration starts. The loaded position is now used up, and the iteration's state is the
-        sampler's."""
+        """Records that an iteration starts. It uses up the loaded position, and determines the sampler's state from now
+        on."""
         self._loaded, self._current = None, cursor
 
     def state_dict(self) -> dict[str, Any]:
@@ -196,7 +196,6 @@ class ElasticSampler(DistributedSampler[_T_co]):
             self._loaded, self._current = self.accept_state(state), None
 
     def state_at(self, place: OrderPlace) -> dict[str, Any]:
-        """Returns the state for a place."""
         kind = type(self).__name__
         found = {"version": VERSION, "sampler": kind, "epoch": int(place.epoch), "position": place.position}
         return found | self.identity() | self.details(place)
@@ -244,7 +243,7 @@ class ElasticSampler(DistributedSampler[_T_co]):
 
 def fit(count: int, unit: int, tail: Tail, *, what: str) -> int:
     """Returns `count` rounded down (`tail` "drop") or up ("pad") to a multiple of `unit`. With "error", raises
-    InputError unless it is a multiple. `what` names both numbers in the message."""
+    InputError unless `count` is a multiple. `what` names both numbers in the message."""
     over = count % unit
     if not over:
         return count

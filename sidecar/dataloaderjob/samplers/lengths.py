@@ -15,7 +15,7 @@ from dataloaderjob.samplers.permutation import I64, Permutation
 
 Lengths = Sequence[int] | npt.NDArray[Any] | torch.Tensor
 OF_BATCHES = 3
-"""Identifies a stream of keys that is separate from the one for the permutation of samples."""
+"""A part of the keys for the order of batches, which makes them differ from the keys for the order of samples."""
 
 
 def check_lengths(lengths: Lengths) -> I64:
@@ -32,7 +32,7 @@ def check_lengths(lengths: Lengths) -> I64:
 
 
 def digest(lengths: I64) -> str:
-    """Returns a digest of all lengths, as 16 hex digits. It reveals that a state belongs to different data."""
+    """Returns a digest of all lengths, as 16 hex digits. It shows if a state belongs to different data."""
     return hashlib.sha256(lengths.astype("<i8").tobytes()).hexdigest()[:16]
 
 

@@ -1,4 +1,4 @@
-"""A weighted mixture of datasets, each in its own order. The sample at a position depends only on the position."""
+"""A weighted mixture of datasets, each in its own order. A position alone determines its sample."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 Weights = Sequence[float] | Mapping[int, Sequence[float]] | Callable[[int], Sequence[float]]
 _permutation = functools.lru_cache(maxsize=64)(Permutation)
-"""A cache of permutations. Without it, computing their keys for each block would take a tenth of the total time."""
+"""Cached permutations. Computing their keys again for each block would take a tenth of the total time."""
 _OF_TURNS = 2
-"""Identifies a stream of keys that is separate from the one for permutations."""
+"""A part of the keys for turns, which makes them differ from the keys for permutations."""
 
 
 class ElasticMixtureSampler(ElasticDistributedSampler):
     """Samples of several datasets in proportion to weights, for a loader over their `ConcatDataset`.
 
-    In every prefix of an epoch, the number of samples from a dataset is within two samples of its share (within half a
-    sample if there are two datasets). An exhausted dataset starts another pass, in a different order. The assignment of
-    samples to ranks is random, so no rank systematically gets more samples of a dataset than the others.
+    In every prefix of an epoch, the number of samples from a dataset is within two samples of its share. With two
+    datasets, it is within half a sample. An exhausted dataset starts another pass, in a different order. The assignment
+    of samples to ranks is random, so no rank systematically gets more samples of a dataset than the others.
 
     Args:
         datasets: a `ConcatDataset`, or a list of its datasets in the same order.
         weights: one for each dataset. For a curriculum: {epoch: weights from that epoch on}, or a function that returns
-            the weights of an epoch and is called once for each epoch. A state holds the weights of its epoch, so the
-            function is not called again for that epoch.
+            an epoch's weights. A state holds the weights of its epoch, so the function is called only once for each
+            epoch.
         num_samples: number of samples in an epoch, over all ranks; None: the total length of the datasets.
-        continuous: if true, each dataset continues after the last sample that the previous epoch took from it, so that
-            no sample of a dataset is seen much less often than the others. If false, each epoch starts all datasets
+        continuous: if true, each dataset continues after the last sample that the previous epoch took from it. No
+            sample of a dataset is then seen much less often than the others. If false, each epoch starts all datasets
             from the beginning.
         num_replicas, rank, shuffle, seed, drop_last, tail, global_batch_size: as for `ElasticDistributedSampler`.
 
@@ -117,13 +117,13 @@ class ElasticMixtureSampler(ElasticDistributedSampler):
             self._drawn = place.epoch, drawn
 
     def _own(self, turns: I64, epoch: int) -> I64:
-        # The datasets alternate regularly. Without random ranks, each of two ranks might get only one of two datasets.
+        # The datasets alternate regularly. If ranks did too, each of two ranks might get only one of two datasets.
         key = make_keys(1, self.seed, epoch, _OF_TURNS)[0]
         first = hash_below(turns.astype(np.uint64), key, np.uint64(self.num_replicas)).view(np.int64)
         return turns + (first + self.rank) % self.num_replicas
 
     def _of_part(self, part: int, numbers: I64, epoch: int) -> I64:
-        """Returns the indices, in the concatenated dataset, of samples of dataset `part`. `numbers` are the samples'
+        """Returns the indices of samples of dataset `part` in the concatenated dataset. `numbers` are the samples'
         numbers, counted across all passes over that dataset."""
         length = self._lengths[part]
         passes = numbers // length

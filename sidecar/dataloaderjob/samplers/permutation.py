@@ -1,12 +1,12 @@
 """Pseudorandom permutations of range(n) that need no list, and the hash from which the samplers get random numbers.
 
 `Permutation` is a Feistel network over a grid of rows and columns that has n cells or slightly more. Half a round
-shifts the row by a hash of the column, modulo the number of rows; the other half shifts the column by a hash of the
-row. Each half can be inverted for any hash, so the whole is a bijection on the grid. A result of n or more is passed
+shifts the row by a hash of the column, modulo the number of rows. The other half shifts the column by a hash of the
+row. Each half can be inverted for any hash, so the whole is a bijection on the grid. A result of n or more passes
 through the network again until it is below n. Only 64-bit integers are used, so an order is the same on every platform.
 
-With eight half rounds, a chi-square test of pairs of positions over 40,000 keys finds no bias from n = 16 on. With six,
-it finds some bias up to n = 30. If n is small, a grid favors some orders, regardless of the number of rounds. Up to
+With eight half rounds, a chi-square test of pairs of positions over 40,000 keys finds no bias for n >= 16. With six, it
+finds some bias for n up to 30. If n is small, a grid favors some orders, regardless of the number of rounds. Up to
 `SMALL` indices are therefore sorted by a hash, which takes no longer than the numpy calls for one block of the network.
 """
 
@@ -32,7 +32,7 @@ _SECOND = np.uint64(0xD6E8FEB86659FD93)
 
 
 class Permutation:
-    """One permutation of range(n), identified by a seed and other numbers."""
+    """One permutation of range(n), determined by a seed and other numbers."""
 
     __slots__ = ("_columns", "_keys", "_listed", "_n", "_rows")
 
@@ -82,8 +82,8 @@ def _shift(values: U64, by: U64, size: np.uint64) -> U64:
 
 
 def make_keys(count: int, *parts: int) -> U64:
-    """Returns `count` keys for `hash_words` that depend on all parts and on the order of the parts. Parts are taken
-    modulo 2**64."""
+    """Returns `count` keys for `hash_words`, which depend on all parts and their order. Parts are taken modulo
+    2**64."""
     words = struct.pack(f"<{len(parts)}Q", *(part & _MASK for part in parts))
     hashes = (
         blake2b(words, digest_size=8 * _KEYS_PER_HASH, salt=struct.pack("<Q", number)).digest()
@@ -93,7 +93,7 @@ def make_keys(count: int, *parts: int) -> U64:
 
 
 def hash_words(words: U64, key: np.uint64) -> U64:
-    """Returns a hash of each word, computed with two multiplications. Callers use the upper half of the hash's bits."""
+    """Returns a hash of each word, from two multiplications. Callers use the upper half of the hash's bits."""
     made = words ^ key
     made *= _FIRST
     made ^= made >> _32

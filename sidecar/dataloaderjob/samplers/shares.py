@@ -1,9 +1,9 @@
-"""The assignment of positions to parts, such that every prefix contains each part in proportion to the part's share.
+"""The assignment of positions to parts. Every prefix contains each part in proportion to the part's share.
 
-With two parts, the number of earlier positions in the left part is the position times the left part's share, rounded. A
-position belongs to the left part if this count increases at that position, and the count is also the position's number
-within the part. More than two parts are split recursively by a Huffman tree. Its paths are short enough that no part is
-ever more than two positions from its share, for any number of parts.
+With two parts, the left part has round(n * share) of the first n positions. Position n belongs to the left part if this
+count increases from n to n + 1. The count for n is then the position's number within the part. More than two parts are
+split recursively by a Huffman tree. Its paths are so short that no part is ever more than two positions from its share,
+for any number of parts.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import numpy as np
 from dataloaderjob.samplers.permutation import I64
 
 _BITS = 31
-"""Number of bits of a share. The product of a share and half of a position's bits (up to 32) fits into 63 bits."""
+"""Number of bits of a share. The product of a share and one half of a position (up to 32 bits) fits into 63 bits."""
 _ONE = 1 << _BITS
 _HALF = _ONE >> 1
 
@@ -50,8 +50,8 @@ class Shares:
         self._root = heap[0][2]
 
     def split(self, positions: I64) -> Iterator[tuple[int, I64, I64]]:
-        """Yields (part, indices, numbers) for each part that has any of the positions: the indices of its positions in
-        `positions`, and their numbers within the part."""
+        """Yields (part, indices, numbers) for each part that has any of the positions. `indices` are places in
+        `positions`, and `numbers` are the positions' numbers within the part."""
         return _walk(self._root, np.arange(positions.size), positions)
 
     def counts(self, stop: int) -> list[int]:
@@ -85,7 +85,7 @@ def _portion(count: int, share: int) -> int:
 
 
 def _portions(counts: I64, share: int) -> I64:
-    """Does the same as `_portion` for an array. Multiplies the halves of each count separately, because no numpy
+    """Does the same as `_portion` for an array. Multiplies the two halves of each count separately, because no numpy
     integer can hold the product of a 63-bit and a 31-bit number."""
     upper, lower = counts >> _BITS, counts & (_ONE - 1)
     return upper * share + ((lower * share + _HALF) >> _BITS)

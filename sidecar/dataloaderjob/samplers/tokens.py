@@ -22,9 +22,10 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
 
     The order of an epoch is cut into chunks of `look_ahead` samples. A chunk is sorted by length and packed into
     batches, longest first, and the batches are shuffled. This sequence of batches does not depend on the ranks. Each of
-    W ranks takes every W-th batch, so a step has W batches with about the same number of tokens, and all ranks have the
-    same number of steps. After a checkpoint, a different world size resumes after the batches already consumed. Its
-    steps consist of the same batches if W times the number of batches per rank in a step stays the same.
+    W ranks takes every W-th batch. A step therefore has W batches with about the same number of tokens, and all ranks
+    have the same number of steps. After a checkpoint, a different world size resumes after the batches already
+    consumed. Its steps consist of the same batches if all ranks together still take the same number of batches in a
+    step.
 
     The number of batches in an epoch depends on the order. `len()` packs the whole current epoch the first time it is
     called, which takes 0.15 s for a million samples. The `position` of a state counts batches.
@@ -79,8 +80,8 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         self._chunks = -(-self._lengths.size // look_ahead)
         self._digest = of.digest(self._lengths)
         self._starts: tuple[int, list[tuple[int, int]]] = 0, [(0, 0)]
-        """An epoch and, for each of its known chunks, the number of the first batch and the number of the chunk. With
-        these, a state can be resumed without packing all earlier chunks."""
+        """An epoch and, for each of its known chunks, (number of the first batch, number of the chunk). With these, a
+        state can be resumed without packing all earlier chunks."""
         self._counted: tuple[int, int] | None = None
         """An epoch and its number of batches."""
 
@@ -168,7 +169,7 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
         return made
 
     def _cuts(self, indices: I64) -> list[int]:
-        """Returns the index at which each batch begins, followed by the end of the last batch. `indices` are samples in
+        """Returns the index at which each batch begins, then the end of the last batch. `indices` are samples in
         descending order of length."""
         lengths = self._lengths[indices]
         sums = np.cumsum(lengths)

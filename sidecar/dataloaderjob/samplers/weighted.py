@@ -1,4 +1,4 @@
-"""Independent weighted draws with replacement. Each rank computes only its own draws, and no list is kept."""
+"""Independent weighted draws with replacement. Each rank computes only its own draws, and keeps no list of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     import torch
 
 _OF_DRAWS = 1
-"""Identifies a stream of keys that is separate from the one for permutations."""
+"""A part of the keys for draws, which makes them differ from the keys for permutations."""
 
 
 class ElasticWeightedSampler(ElasticDistributedSampler):

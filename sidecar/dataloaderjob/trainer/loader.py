@@ -60,7 +60,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             this process makes the batches. An IterableDataset yields what n torch workers would yield (one worker for
             None), regardless of the number of feeders.
         prefetch_factor: number of batches to prefetch for each of `num_workers`. None: 2 if `num_workers` is given,
-            else the job's prefetch setting, else 2 for each feeder of the job, but at least 16 batches in all.
+            otherwise the job's prefetch setting. Without such a setting, 2 for each feeder of the job, and at least 16
+            batches in all.
         allow_pickle: allows feeders to send pickles to this process, for leaves of a batch that are neither tensors,
             arrays nor plain values. Off by default, because a feeder's pickle can run code in this process.
         multiprocessing_context: validated, but ignored if feeders make the batches.
@@ -68,9 +69,9 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         dataset_id: name of the dataset in `state_dict()`. Without it, a state identifies the dataset by its type, its
             length and three samples, which are made for this purpose.
         tail: deals the batches of an IterableDataset to the ranks in turn, in the order in which a single process would
-            return them. All ranks then get the same number. The dataset must be the same on all ranks. The value
-            matters if fewer batches than ranks are left at the end: "drop" drops them, "pad" repeats some of them, and
-            "error" raises InputError.
+            return them. All ranks then get the same number. The dataset must be the same on all ranks. If fewer batches
+            than ranks are left at the end, "drop" drops them, "pad" repeats some of them, and "error" raises
+            InputError.
         stage: function applied to each sample of an IterableDataset before `collate_fn`, such as a decoder. The dataset
             is still read in its slots, but any feeder may apply the stage to the samples that a slot has read.
         parts: number of parts into which each batch is split. Several feeders make the parts, and this process merges
@@ -81,8 +82,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             stay on the host. Tested with a simulated device only, not on a GPU.
         device_stage: function applied to each batch in this process, on the loader's stream: fn(batch, generator)
             returns a batch. The generator is on the device, and its seed depends on the epoch and the batch.
-        prefetch_device: number of batches that are on the device, or on their way to it, before the trainer asks for
-            them. Has no effect without `device`.
+        prefetch_device: number of batches that are sent to the device before the trainer asks for them. Has no effect
+            without `device`.
         snapshot_every_n_steps: accepted for compatibility with torchdata; every state is exact.
 
     Raises:
@@ -143,7 +144,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         self.dataset_id, self.tail, self.parts = dataset_id, tail, parts
         self.device, self.device_stage, self.prefetch_device = device, device_stage, prefetch_device
         self._sent_to = device, device_stage, prefetch_device
-        """The same values, kept separately because a user's subclass may have its own attributes with those names."""
+        """The three arguments, kept in addition to the attributes, because a user's subclass may have its own
+        attributes of these names."""
         arguments.check(self.epoch_spec(), device, device_stage, prefetch_device)
         if stage is not None:
             self.collate_fn = Staged(stage, self.collate_fn, is_bare=batch_size is None)
@@ -223,8 +225,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def __iter__(self) -> _BaseDataLoaderIter:
         iterator = self._iterator
         if getattr(iterator, "dead", False) or isinstance(iterator, _SingleProcessDataLoaderIter):
-            # Either persistent_workers is set, and the process forked or the sidecar did not return, or this process
-            # makes the batches of a stream.
+            # persistent_workers cannot reuse a dead iterator, or one that makes a stream's batches in this process.
             self._iterator = None
         try:
             return super().__iter__()
@@ -433,8 +434,8 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         return self._epoch
 
     def probes(self) -> list[str | None] | None:
-        """Returns digests of three samples, which identify the dataset in a state. The samples are made in the first
-        call in which that is possible.
+        """Returns digests of three samples, which identify the dataset in a state. The first call that can make the
+        samples does so.
 
         Returns None if the dataset has an id or is an IterableDataset, or if the service is not available.
         """

@@ -1,7 +1,7 @@
 """The device interface that a transfer needs, and its implementation with torch.
 
-The tests use a simulated device instead, so the CUDA calls in this module have not been run. `make test-gpu` would show
-whether they work.
+The CUDA calls in this module have never been run: the tests use a simulated device. `make test-gpu` would show whether
+they work.
 """
 
 from __future__ import annotations
@@ -35,8 +35,8 @@ class Device(Protocol):
 
     def register(self, address: int, nbytes: int, mapping: Mapping) -> bool:
         """Registers a region's memory with the driver, so that the device can copy from it directly. The memory stays
-        registered until the region is unmapped. Returns True if the driver accepts the region. A driver that refuses
-        one region is assumed to refuse all others."""
+        registered until the region is unmapped. Returns False if the driver refuses the region. The driver is then
+        assumed to refuse all others, too."""
 
     def stream(self) -> contextlib.AbstractContextManager[None]:
         """Returns a context whose work runs on the stream."""
@@ -65,8 +65,8 @@ class Device(Protocol):
 
 
 class Accelerator:
-    """A device that is used through torch's interface for accelerators of any kind. Memory is registered only with
-    CUDA's driver. For other accelerators, copies go through torch's pinned memory."""
+    """A device that is used through torch's interface for accelerators of any kind. Only CUDA's driver registers
+    memory. For other accelerators, copies go through torch's pinned memory."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -101,7 +101,7 @@ class Accelerator:
         try:
             yield
         finally:
-            torch.accelerator.set_stream(before)  # also makes its device the current one
+            torch.accelerator.set_stream(before)  # also makes the stream's device the current one
             torch.accelerator.set_device_index(index)
 
     def copy(self, tensor: torch.Tensor) -> torch.Tensor:
@@ -142,8 +142,8 @@ class Accelerator:
 
 
 def _clear_error(device: torch.device) -> None:
-    """Clears the error of a failed driver call. Without this, torch would report the error as a failure of this
-    thread's next kernel."""
+    """Clears the error of a failed driver call. Otherwise, torch would report it as a failure of this thread's next
+    kernel."""
     with contextlib.suppress(RuntimeError):
         torch.zeros(1, device=device)
 
@@ -154,7 +154,7 @@ def _unregister(
     is_at_exit: Callable[[], bool] = sys.is_finalizing,
     getpid: Callable[[], int] = os.getpid,
 ) -> None:
-    # A forked child has no CUDA, and at exit, the driver unregisters the memory.
+    # A forked child cannot use CUDA, and at exit, the driver itself unregisters the memory.
     if not is_at_exit() and getpid() == pid:
         _cuda().cudaHostUnregister(address)
 
@@ -167,8 +167,8 @@ def device_of(named: Any, known: dict[torch.device, Device]) -> Device | None:
     """Returns the device that a loader's `device=` argument names, or None for "cpu". Raises InputError if the device
     does not exist.
 
-    `known` holds the loader's devices; a new device is added to it. Devices are reused because torch reuses free memory
-    only within the same stream: a new stream for each epoch would need new memory.
+    The loader keeps its devices in `known`, to which this function adds new ones. Devices are reused, because each has
+    its own stream, and torch reuses free memory only within one stream.
     """
     try:
         device = torch.device(named)

@@ -1,8 +1,8 @@
 """The transfer of batches from the pool to their destination.
 
-One thread sends batches, and the trainer's thread accepts them. The source of a copy is held until the copy's event has
-completed, because a device reads memory long after the call that requested the copy. The pool reuses a batch's memory
-as soon as nothing holds the batch.
+One thread sends batches, and the trainer's thread accepts them. A device reads memory long after the call that
+requested the copy. The source of a copy is therefore held until the copy's event has completed. The pool reuses a
+batch's memory as soon as nothing holds the batch.
 """
 
 from __future__ import annotations
@@ -24,14 +24,13 @@ from dataloaderjob.trainer.device.trees import mapped, with_class_of, with_tenso
 from dataloaderjob.trainer.session.pool import Bytes, Region
 
 AHEAD = 2
-"""Default number of batches that are on the device, or on their way to it, before the trainer asks for them."""
+"""Default number of batches that are sent to the device before the trainer asks for them."""
 LOOK_S = 0.002
-"""Interval in seconds between checks of unfinished copies while no batch is requested."""
+"""Seconds between checks of unfinished copies while no batch is requested."""
 DeviceStage = Callable[[Any, torch.Generator], Any]
 """The user's function, fn(batch, generator). It runs in the trainer's process, and returns a batch."""
 Claim = Callable[[], list[Region]]
-"""A function that returns the pool's regions that a device may read directly. No region is returned by more than one
-call."""
+"""A function that returns the pool's regions that a device may read directly. It returns each region only once."""
 Which = Callable[[], str]
 """A function that describes a batch, such as "batch 3, indices [6, 7]"."""
 Took = Callable[[int], None]
@@ -68,7 +67,7 @@ class Transfer(Protocol):
 
 
 class _AtOnce:
-    """A transfer that is synchronous: a batch has arrived when `send` returns."""
+    """A synchronous transfer: a batch has arrived when `send` returns."""
 
     def begin(self) -> None:
         pass
@@ -173,7 +172,7 @@ class _Copies:
         self.sources: list[torch.Tensor] = []
         self.tensors: list[torch.Tensor] = []
         self._made: dict[int, torch.Tensor] = {}
-        """Copies by the `id` of their source, so that a tensor that occurs twice in a batch is copied only once."""
+        """Copies by the `id` of their source. A tensor that occurs twice in a batch is copied only once."""
 
     def of_leaf(self, leaf: Any) -> Any:
         return with_tensors(leaf, self.of)
@@ -184,7 +183,7 @@ class _Copies:
         plain = without_class(tensor)
         self.sources.append(tensor)
         self.tensors.append(made := self._device.copy(plain))
-        self._made[id(tensor)] = made  # before its attributes, which may refer to the tensor
+        self._made[id(tensor)] = made  # set before the attributes are copied, which may refer to the tensor
         made = made if plain is tensor else with_class_of(tensor, made, self.of)
         made = made.requires_grad_() if tensor.requires_grad else made
         self._made[id(tensor)] = self._made[id(made)] = made
@@ -195,8 +194,8 @@ class ToDevice:
     """The transfer for `device=`: on its own stream, it runs the user's stage and copies the result to the device."""
 
     def __init__(self, device: Device, stage: StageRunner | None, claim: Claim = list) -> None:
-        """Must be called in the trainer's thread, because the transfer waits for the work that is queued on the
-        trainer's stream."""
+        """Must be called in the trainer's thread, because copies wait for the work that is queued on that thread's
+        stream."""
         self._device, self._stage, self._claim = device, stage, claim
         self._is_registering = True
         self._held: deque[tuple[Any, Any]] = deque()
@@ -210,8 +209,8 @@ class ToDevice:
         self._device.follow()
 
     def send(self, batch: Any, digest: int, which: Which, lent: Bytes | None = None) -> Sent:
-        """Sends a batch. Raises the stage's errors, and the device's errors with a note. The sources of copies are held
-        in addition to the batch, because a stage may return tensors that are not part of the batch."""
+        """Sends a batch. Raises the stage's errors, and the device's errors with a note. Holds the sources of copies in
+        addition to the batch, because a stage may return tensors that are not part of the batch."""
         self.let_go()
         device, copies = self._device, _Copies(self._device)
         with device.stream(), torch.no_grad():
@@ -269,8 +268,7 @@ def _noted(which: Which) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _one_thread() -> Iterator[None]:
-    """Limits torch to one thread, because sums, and therefore batches, would otherwise depend on the number of
-    threads."""
+    """Limits torch to one thread. Otherwise, sums, and therefore batches, would depend on the number of threads."""
     threads = torch.get_num_threads()
     if threads == 1:  # setting it would affect all later threads
         yield
@@ -306,7 +304,6 @@ class Way:
 
 
 def seed_of(epoch_seed: int, digest: int) -> int:
-    """Returns the seed of a batch's generator. The seed depends only on the epoch and the batch's content, not on
-    timing."""
+    """Returns the seed of a batch's generator. The seed depends only on the epoch and the batch's content."""
     words = epoch_seed.to_bytes(8, "little") + digest.to_bytes(8, "little")
     return int.from_bytes(blake2b(words, digest_size=8, person=b"devicestage").digest(), "little") >> 1

@@ -1,5 +1,4 @@
-"""Replacement of a batch's leaves. All containers that torch's `pin_memory` descends into are covered, and
-dataclasses."""
+"""Replacement of a batch's leaves, in dataclasses and in all containers that torch's `pin_memory` descends into."""
 
 from __future__ import annotations
 
@@ -61,7 +60,7 @@ def with_tensors(item: Any, of_tensor: Callable[[torch.Tensor], Any]) -> Any:
 
 
 def without_class(tensor: torch.Tensor) -> torch.Tensor:
-    """Returns the tensor as a plain torch.Tensor, if dropping its subclass does not affect computations on it."""
+    """Returns the tensor as a plain torch.Tensor, or unchanged if its subclass affects computations."""
     if type(tensor) in _PLAIN or type(tensor).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:
         return tensor
     with torch._C.DisableTorchFunctionSubclass():  # noqa: SLF001  its documented name
@@ -71,9 +70,12 @@ def without_class(tensor: torch.Tensor) -> torch.Tensor:
 def with_class_of(
     tensor: torch.Tensor, made: torch.Tensor, of_tensor: Callable[[torch.Tensor], Any]
 ) -> torch.Tensor:
-    """Returns `made` with the tensor's class and attributes. Only some classes keep these when a tensor is copied to a
-    device. `made` is a new tensor, copied from `without_class(tensor)`. Host tensors in attributes stay on the host,
-    but are copied out of the pool. Device tensors in attributes are replaced by the results of `of_tensor`."""
+    """Returns `made` with the tensor's class and attributes. Only some classes keep these when torch copies a tensor to
+    a device.
+
+    `made` is a new tensor, copied from `without_class(tensor)`. Host tensors in attributes stay on the host, but are
+    copied out of the pool. Device tensors in attributes are replaced by the results of `of_tensor`.
+    """
     # A view created without gradients could not be modified in place by tensors with gradients.
     with torch._C.DisableTorchFunctionSubclass(), torch.enable_grad():  # noqa: SLF001  its documented name
         found = made.as_subclass(type(tensor))
@@ -89,9 +91,8 @@ _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
 def _with_attributes(made: Any, of_leaf: Callable[[Any], Any], known: Sequence[str] = ()) -> Any:
-    """Replaces those attributes of a copied container or tensor that are, or contain, arrays or tensors. Leaves the
-    attributes in `known` and all others unchanged. Host tensors that no device accepts stay on the host. Returns
-    `made`."""
+    """Replaces the arrays and tensors in the attributes of a copied container or tensor, and returns `made`. Leaves the
+    attributes in `known` unchanged. Host tensors that no device accepts stay on the host."""
     own = getattr(made, "__dict__", {})
     found = {name: _data(value, of_leaf) for name, value in own.items() if name not in known}
     own.update({name: new for name, new in found.items() if new is not own[name]})
@@ -119,7 +120,7 @@ def _apart(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _holds_data(value: Any) -> bool:
-    """Returns True if `value` is, or refers to, a tensor or an array, directly or indirectly."""
+    """Returns True if `value` is a tensor or an array, or refers to one, directly or indirectly."""
     seen: dict[int, Any] = {}
     """Objects already visited, by `id`. They are kept alive so that no other object gets the same `id`."""
     left = [value]
@@ -161,7 +162,7 @@ def _in_slot(slot: MemberDescriptorType, item: Any) -> Any:
 
 
 class _Copying(TorchFunctionMode):
-    """A torch mode in which the results of a function replace the deep copies of tensors."""
+    """A torch mode that replaces the deep copy of a tensor with the result of a function."""
 
     def __init__(self, of_tensor: Callable[[torch.Tensor], Any]) -> None:
         super().__init__()

@@ -1,5 +1,5 @@
-"""A thread that takes batches ahead of the trainer. The thread takes all batches of its stream and sends each one to
-its destination, which is pinned memory or a device. The sampler runs in the trainer's thread."""
+"""A thread that takes batches ahead of the trainer. It takes all batches of its stream and sends each one to its
+destination, which is pinned memory or a device. The sampler runs in the trainer's thread."""
 
 from __future__ import annotations
 
@@ -22,11 +22,10 @@ from dataloaderjob.trainer.session.stream import RECENT, StreamLeftError
 from dataloaderjob.trainer.session.taking import NOTHING, Taker, Timed
 
 LAST_S = 30.0
-"""Seconds that threads have to finish when the process exits, because a thread may be running the user's
-device_stage."""
+"""Seconds that the threads have to finish when the process exits. A thread may be running the user's device_stage."""
 
 _live: dict[threading.Thread, tuple[Taker, queue.SimpleQueue[bool]]] = {}
-"""Running threads, with their takers and queues of orders. Includes threads of iterators that no longer exist."""
+"""Running threads, with their takers and queues of orders. Includes the threads of iterators that no longer exist."""
 
 Result = tuple[int, Any, int, BaseException | None]
 """(number of batches taken so far, the batch as returned by `send`, its digest, the error in place of the batch or
@@ -42,7 +41,7 @@ class AheadTaker(Timed):
     )  # fmt: skip
 
     def __init__(self, taker: Taker, transfer: Transfer, timeout_s: float, ahead: int) -> None:
-        """`ahead` is the number of tickets whose batches, if any, are sent before the trainer asks for them."""
+        """`ahead` is the number of tickets whose batches are sent before the trainer asks for them."""
         super().__init__(taker.client.control.words, taker.taken)
         self._ahead = ahead
         self._taker = taker
@@ -73,10 +72,10 @@ class AheadTaker(Timed):
                 del _live[thread]
             raise
         finally:
-            torch.set_num_threads(threads)  # otherwise this thread's count would apply to all later threads
+            torch.set_num_threads(threads)  # otherwise later threads would start with 1
 
     def order(self, drawn: int) -> None:
-        """Makes the thread take up to `ahead` batches beyond those already taken. `drawn` is the number of batches
+        """Makes the thread take up to `ahead` batches more than the trainer has taken. `drawn` is the number of batches
         requested so far."""
         target = min(drawn, self.taken + self._ahead)
         while self._ordered < target:
@@ -102,8 +101,8 @@ class AheadTaker(Timed):
         return self._accept()
 
     def _accept(self) -> Any:
-        """Returns the batch of the first result, or raises its error. The result is removed only once it counts as
-        taken, because a signal handler may raise at any point, and the loss of a result must be noticed."""
+        """Returns the batch of the first result, or raises its error. The result stays in the deque until it counts as
+        taken, because a signal handler may raise at any point."""
         with contextlib.suppress(queue.Empty):
             self._arrivals.get_nowait()
         taken, sent, digest, error = self._results[0]
@@ -175,8 +174,8 @@ def _which(taker: Taker) -> str:
 
 
 def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
-    """Waits for the next order and returns it. In the meantime, releases the source of each sent batch as soon as its
-    copies have completed."""
+    """Waits for the next order and returns it. Meanwhile, releases the source of each sent batch once its copies have
+    completed."""
     with contextlib.suppress(Exception):  # if the device is lost, `send` raises the error again
         while (look_again_s := transfer.let_go()) is not None:
             with contextlib.suppress(queue.Empty):
@@ -186,7 +185,7 @@ def _next_order(orders: queue.SimpleQueue[bool], transfer: Transfer) -> bool:
 
 @atexit.register
 def _end_all() -> None:
-    """Ends the threads, because a daemon thread that runs torch's code while the interpreter shuts down may abort the
+    """Ends the threads. A daemon thread that runs torch's code while the interpreter shuts down may abort the
     process."""
     live = dict(_live)
     for taker, orders in live.values():

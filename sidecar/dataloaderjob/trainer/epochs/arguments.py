@@ -1,4 +1,4 @@
-"""Checks of the DataLoader arguments that are not torch's. They raise the same kinds of errors as torch, or
+"""Checks of the DataLoader arguments that torch does not have. They raise the same kinds of errors as torch, or
 InputError."""
 
 from __future__ import annotations

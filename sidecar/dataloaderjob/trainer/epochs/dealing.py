@@ -1,15 +1,14 @@
 """Dealing the batches of all slots to ranks in turn, so that all ranks take the same number of steps. This module is
 pure.
 
-Batches are numbered q = 0, 1, 2, ... in the order in which torch's loader, with one worker for each slot, would return
-them in a single process. Rank r of W gets the batches with q mod W = r, and step t consists of the W batches from batch
-tW on. The slot and place of batch q depend on where earlier slots ended. Each rank therefore asks about all batches in
-order: it requests its own batches, and asks whether those of other ranks exist. It returns its batch of a step once it
-knows that all batches of the step exist.
+Batches are numbered q = 0, 1, 2, ... in the order in which a single torch loader, with one worker for each slot, would
+return them. Rank r of W gets the batches with q mod W = r. Step t consists of W batches, from batch tW on. Which slot
+makes batch q depends on where the slots end. Each rank therefore asks about all batches in order: it requests its own,
+and asks whether those of other ranks exist. It returns its batch of a step once it knows that all batches of the step
+exist.
 
-A slot is assumed to continue until its end is known. Once a slot has ended, later batches belong to different ranks
-than planned. Answers to tickets sent before that only show which batches exist. Those batches are requested again in
-the new order.
+A slot is assumed to continue until its end is known. Its end moves later batches to other ranks. Answers to tickets
+sent earlier then only show which batches exist. Those batches are requested again in the new order.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from dataloaderjob.trainer.epochs.plans import Plan
 from dataloaderjob.trainer.session.slot_places import DEALT, SlotPlace, packed, shorter
 
 DROP, PAD, ERROR = TAILS
-"""Values of `tail`, which determine the treatment of the last batches if fewer batches than ranks are left."""
+"""The values of `tail`, for an end with fewer batches than ranks: drop them, pad them, or raise InputError."""
 
 
 class Turn(NamedTuple):
@@ -61,36 +60,37 @@ class Deal(Plan[Mark]):
         snapshots: Mapping[int, tuple[int, bytes]] | None = None,
         ends: Mapping[int, int] | None = None,
     ) -> None:
-        """`first` holds, for each slot, how many of its batches were dealt earlier, in whole steps. `given` holds the
-        number and digest of the last batch returned from each slot. `snapshots` holds points from which slots may
-        start, and `ends` holds the known lengths of slots, in batches."""
+        """`first` holds, for each slot, the number of its batches in earlier steps. `given` holds the number and digest
+        of the last batch returned from each slot. `snapshots` holds points from which slots may start. `ends` holds the
+        known lengths of slots, in batches."""
         super().__init__(slots, snapshots)
         self.ranks, self._rank, self._tail = ranks, rank, tail
         self._first = list(first) or [0] * slots
         self.taken = self._first[:]
-        """The number of each slot's batches that belong to steps before this one."""
+        """Number of batches in earlier steps, by slot."""
         self.ends = dict(ends or {})
         self._there = self.taken[:]
-        """The minimum number of batches that each slot is known to have."""
+        """Number of batches that are known to exist, by slot."""
         self._resolved = self.taken[:]
-        """The number of each slot's batches that have a known place in the order."""
+        """Number of batches with a known place in the order, by slot."""
         self.in_step: list[SlotPlace] = []
         """Batches of this step that are known to exist, in order."""
         self.is_padded = False
         """True if the last step is incomplete, and some of its batches are returned twice."""
         self._plan: deque[Turn] = deque()
         self._stale = 0
-        """Number of unanswered tickets that were requested before a slot's end was known."""
+        """Number of unanswered tickets that were sent before a slot's end was known."""
         self._next = self.taken[:]
         self._ahead = 0
         """Number of batches planned, counted from the first batch of this step."""
         self._extra: SlotPlace | None = None
-        """The batch that pads the last step and has yet to be requested."""
+        """The batch that pads the last step, until it is requested."""
         self._begun: set[int] = set()
         """Slots from which batches were requested."""
         self._given = [(given or {}).get(slot) for slot in range(slots)]
         self._position = Mark(self.taken[:], self._given[:])
-        """The position that states contain. It lags behind if steps are passed on before their batches are returned."""
+        """The position that states contain. It lags behind if a step's batches are passed on before they are
+        returned."""
 
     # Asking
 
@@ -191,7 +191,7 @@ class Deal(Plan[Mark]):
 
     @property
     def is_over(self) -> bool:
-        """True if the answers about all batches have arrived, and this step is incomplete."""
+        """True if nothing is left to request, no answer is outstanding, and this step is incomplete."""
         return (
             not self._stale
             and not self._plan
@@ -218,7 +218,7 @@ class Deal(Plan[Mark]):
         return self.is_padded
 
     def took(self, place: SlotPlace, digest: int | None) -> Mark:
-        """Begins the next step. Returns the position after this one."""
+        """Begins the next step. Returns the position after the current one."""
         self._given[place.slot] = None if digest is None else (place.number, digest)
         self.is_padded = False
         done, self.in_step = self.in_step[: self.ranks], self.in_step[self.ranks :]

@@ -11,12 +11,12 @@ import torch
 
 
 class NotMergedError(Exception):
-    """Internal: there is no defined way to merge these parts into one batch."""
+    """Internal: these parts cannot be merged into one batch."""
 
     def __init__(self, why: str, *, is_final: bool = False) -> None:
         super().__init__(why)
         self.is_final = is_final
-        """True if no batch of such samples can be merged. False if later batches may be mergeable."""
+        """True if no batch of such samples can be merged. False if later batches might be."""
 
 
 def merged(parts: Sequence[Any], counts: Sequence[int]) -> Any:

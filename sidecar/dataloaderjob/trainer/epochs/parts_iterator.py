@@ -1,6 +1,6 @@
 """The iterator for `parts=`: several feeders make parts of each batch, and this process merges them.
 
-Each part has its own ticket. `parts_plan` decides how batches are split, and what is returned in place of the answers.
+Each part has its own ticket. `parts_plan` makes the decisions.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataloaderjob.trainer.session.tickets import described, submit
 
 
 class PartsIterator(SampledIterator):
-    """The iterator over batches that are built in parts. Each part of a batch may be made by a different feeder."""
+    """The iterator over batches that several feeders make in parts."""
 
     __slots__ = ("_hand", "_lent", "_plan", "_transfer")
 
@@ -92,7 +92,7 @@ class PartsIterator(SampledIterator):
             batch = self._moved(batch, digest, asked, number)
         except _FailedError as failed:
             error = failed.cause
-        # Anything raised below this line ends the iterator.
+        # An exception below this line ends the iterator.
         plan.passes()
         self._hand = []
         handled = taker.taken
@@ -167,7 +167,7 @@ class PartsIterator(SampledIterator):
 
     def _leave(self) -> None:
         self._hand = []
-        with contextlib.suppress(Exception):  # the device is lost, or this is a forked child, which has none
+        with contextlib.suppress(Exception):  # the device is lost, or a forked child has none
             self._end_transfer()
         super()._leave()
 

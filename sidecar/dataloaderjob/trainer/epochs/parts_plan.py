@@ -1,9 +1,9 @@
-"""Decisions for `parts=`: how batches are split into parts, and what is returned in place of the parts. This module is
-pure.
+"""Decisions for `parts=`: how a batch is split into parts, and what is returned once the parts have arrived. This
+module is pure.
 
-A part consists of some of a batch's keys, with their place in the epoch, so its samples have the same seeds as in the
-whole batch. If user code fails in a part, or parts cannot be merged, the whole batch is requested from one feeder. The
-answer, even if it is an error, is the same as without `parts=`.
+A part consists of some of a batch's keys, with their place in the epoch. Its samples therefore have the same seeds as
+in the whole batch. If user code fails in a part, or parts cannot be merged, one feeder is asked for the whole batch.
+Its answer, even if it is an error, is the same as without `parts=`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class PartedBatch(NamedTuple):
 
 
 class VerdictKind(Enum):
-    """The ways to replace the parts of a batch."""
+    """Ways to respond once all parts of a batch have arrived."""
 
     GIVE = auto()
     """Return the merged batch."""
@@ -58,12 +58,12 @@ class PartsVerdict(NamedTuple):
     batch: Any = None
     error: Exception | None = None
     note: str = ""
-    """Message that informs the user that batches are no longer split."""
+    """Message that tells the user that batches are no longer split."""
 
 
 class PartsPlan:
     """The requested batches of one epoch. `most` is the maximum number of parts of a batch. A batch with fewer samples
-    than that has one part per sample."""
+    has one part per sample."""
 
     __slots__ = ("_asked", "handled", "last", "most")
 
@@ -76,8 +76,8 @@ class PartsPlan:
         """Number of tickets used by the batches returned so far; -1 while a batch is about to be returned."""
 
     def window(self, batches: int) -> int:
-        """Returns the number of batches that may be outstanding. This is `batches`, or fewer if their parts would not
-        fit into a stream."""
+        """Returns the number of batches that may be outstanding: `batches`, or fewer if their parts would not fit into
+        a stream."""
         return max(1, min(batches, MOST_AHEAD // self.most))
 
     @property

@@ -1,5 +1,5 @@
-"""The kinds of plans for slots' batches: either this rank receives all batches, or they are dealt to all ranks in turn
-(`tail=`, see `dealing`)."""
+"""The kinds of plans for slots' batches. This rank receives all batches or, with `tail=`, all ranks take turns (see
+`dealing`)."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ _of_loaders: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
 
 
 def _number_of(loader: EpochSource) -> int:
-    """Returns this loader's number among the process's loaders that deal batches. Other loaders are not counted,
-    because their number may differ from rank to rank."""
+    """Returns this loader's number among the process's loaders that deal batches. Other loaders do not count, because
+    their number may differ from rank to rank."""
     if loader not in _of_loaders:
         _of_loaders[loader] = next(_numbers)
     return _of_loaders[loader]
@@ -35,7 +35,7 @@ class PlanKind:
     """The settings of a loader's plans."""
 
     tail: str | None = None
-    """The loader's `tail`; None if all batches of the slots belong to this rank."""
+    """The loader's `tail`; None if this rank receives all batches of the slots."""
     ranks: int = 1
     """Number of ranks that share the batches."""
     rank: int = 0
@@ -52,7 +52,8 @@ class PlanKind:
         return kind
 
     def session(self, loader: EpochSource, facts: Mapping[str, Any], batches: list[Any]) -> dict[str, Any]:
-        """Returns the bundle's fields that identify the owner of the slots. `batches` describes the batches."""
+        """Returns the bundle's fields that identify the owner of the slots. `batches` holds the settings that determine
+        the batches."""
         if self.tail is None:
             return {"env": slot_places.shares(), "facts": slot_places.facts(facts)}
         return {
@@ -79,7 +80,7 @@ class PlanKind:
         )  # fmt: skip
 
     def stage_rank(self) -> int:
-        """Returns the rank from which a stage's random numbers derive. If batches are dealt, it is 0 on every rank, so
-        that each batch is the same as in a single process."""
+        """Returns the rank from which a stage's random numbers derive. If batches are dealt, all ranks use 0, so each
+        batch is the same as in a single process."""
         rank = slot_places.shares().get("RANK", "0") if self.tail is None else "0"
         return int(rank) if rank.isdecimal() else 0

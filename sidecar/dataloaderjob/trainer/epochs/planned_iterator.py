@@ -1,9 +1,9 @@
-"""The iterator of an IterableDataset over the service. A plan decides which batches the iterator requests and returns
-(see `plans`).
+"""The iterator of an IterableDataset over the service. A plan decides which batches it requests and returns (see
+`plans`).
 
-Tickets are numbered in the order of the requests. Some tickets yield no batch, because their slot has ended. States,
-records and the digest count only the batches that were returned. With `stage=`, feeders make batches from the samples
-that slots have read (see `relay`).
+Tickets are numbered in the order of the requests. A ticket yields no batch if its slot has ended. States, records and
+the digest count only the batches that were returned. With `stage=`, feeders make batches from the samples that slots
+have read (see `relay`).
 """
 
 from __future__ import annotations
@@ -86,21 +86,21 @@ class PlannedIterator(ServiceIterator):
         self._kept = NO_BUNDLE  # a slot's batch cannot be remade on its own
 
     def _held_by_classes(self) -> dict[str, int]:
-        """Returns an empty dict, because a slot draws random numbers as torch's worker does, and the bundles of ranks
-        that share slots must be equal."""
+        """Returns an empty dict. A slot draws random numbers as torch's worker does, and ranks that share slots need
+        equal bundles."""
         return {}
 
     def _init_fn(self, spec: EpochSpec) -> Any:
         """Returns worker_init_fn. For an IterDataPipe, it also sets each slot's sharding filter, as each of torch's
-        workers does. The pipe already contains its seeds, which torch's iterator has set."""
+        workers does. torch's iterator has already set the pipe's seeds."""
         own = super()._init_fn(spec)
         if not isinstance(spec.dataset, IterDataPipe):
             return own
         return functools.partial(_sharding_worker_init_fn, own, self._world_size, self._rank)
 
     def _tickets_ahead(self) -> int:
-        """Returns how many tickets ahead the sending thread may run. All tickets of a relay's stream belong to this
-        rank."""
+        """Returns how many tickets ahead the sending thread may run. In a relay's stream, all tickets are for this
+        rank's batches. Otherwise, only one ticket in `ranks` is."""
         return super()._tickets_ahead() * (1 if self._with_stage else self._kind.ranks)
 
     # Beginning and ending
@@ -137,8 +137,8 @@ class PlannedIterator(ServiceIterator):
         self._client.flush(self._stream)
 
     def _open_reader(self, batches: SlotBatches) -> Taker | AheadTaker:
-        """Opens the stream of the batches that next() returns and, with a stage, another stream for the slots' answers.
-        Returns the taker of the slots' answers."""
+        """Opens the stream of the batches that next() returns. With a stage, also opens a stream for the slots'
+        answers. Returns the taker of these answers."""
         bundle = self._bundle
         assert bundle is not None  # noqa: S101  shipped before
         if self._with_stage:  # batches made from this rank's samples belong only to this rank
@@ -201,7 +201,7 @@ class PlannedIterator(ServiceIterator):
         reading.ask(most)
 
     def _read_on(self, *, waits: bool) -> bool:
-        """Performs one action that brings this rank's next batch closer. Returns False if no answer has arrived."""
+        """Performs one action towards this rank's next batch. Returns False if no answer has arrived."""
         reading, relay = self._reading, self._relay
         if reading.taker.taken >= reading.asked:
             self._draw()  # first of all, because batches known to exist may complete the step
@@ -225,7 +225,6 @@ class PlannedIterator(ServiceIterator):
         return True
 
     def _hand_on(self, relay: Relay) -> None:
-        """Hands this rank's next batch to the relay."""
         reading = self._reading
         read, reading.read = reading.read, -1  # an error below this line ends the iterator
         relay.hand_on(*reading.took())
@@ -259,7 +258,7 @@ class PlannedIterator(ServiceIterator):
         relay.order()
 
     def _await_read(self) -> None:
-        """Waits for a slot to read a batch, and counts that time as the trainer's wait time."""
+        """Waits for a slot to read a batch, and counts the wait as the trainer's."""
         began = now_ns()
         try:
             self._read_on(waits=True)
@@ -276,7 +275,7 @@ class PlannedIterator(ServiceIterator):
         return answer.packed, mark, answer.batch, answer.digest, answer.error
 
     def _made(self, relay: Relay) -> _Due:
-        """Takes the batch made from the samples that are first in line. Returns the arguments of `_give`."""
+        """Takes the batch made from the first samples in line. Returns the arguments of `_give`."""
         first, taker = relay.line[0], relay.taker
         batch, error = None, first.error
         if error is not None:
@@ -321,7 +320,7 @@ class PlannedIterator(ServiceIterator):
         super()._end_epoch()
 
     def _most_batches(self) -> int | None:
-        """Returns the maximum number of batches that the dataset's `len()` allows, or None if torch has not called
+        """Returns the maximum number of batches that the dataset's `len()` allows. Returns None if torch has not called
         `len()`. The last batch of each slot may be short."""
         told: Any = self._IterableDataset_len_called
         return None if told is None else -(-told // self._size) + self._slots - 1

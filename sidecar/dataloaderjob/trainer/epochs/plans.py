@@ -30,7 +30,7 @@ class SlotAnswer(NamedTuple):
 
 
 class Plan(Beginnings, Generic[_Mark]):
-    """The order of one epoch's batches, and the position of a state in it. Answers come in the order of the tickets.
+    """The order of one epoch's batches, and the position of a state in it. Answers arrive in the order of the tickets.
 
     A `_Mark` is a position between two batches of this rank.
     """
@@ -48,8 +48,7 @@ class Plan(Beginnings, Generic[_Mark]):
         raise NotImplementedError
 
     def needed(self, slot: int) -> int:
-        """Returns the number of a slot's first batch that may still be requested, including by an epoch that resumes
-        from a state."""
+        """Returns the number of a slot's first batch that may still be requested, in this epoch or after a resume."""
         raise NotImplementedError
 
     def begins(self, slot: int) -> bool:
@@ -59,13 +58,13 @@ class Plan(Beginnings, Generic[_Mark]):
     # Answers
 
     def there(self, place: SlotPlace, digest: int | None = None) -> bool:
-        """Records that the batch exists. If it was wanted, it has also arrived; `digest` is None if an error arrived in
-        its place. Returns True if it is this rank's batch and is to be returned next."""
+        """Records that a batch exists and, if this rank wants it, that it has arrived. `digest` is None if an error
+        arrived in its place. Returns True if the batch is to be returned next."""
         raise NotImplementedError
 
     def ended(self, place: SlotPlace, batches: int) -> None:
-        """Records that this batch does not exist, because its slot has only `batches` batches. Raises ServiceError if
-        more batches of the slot are already known to exist."""
+        """Records that this batch does not exist, because its slot has only `batches` batches. Raises ServiceError if a
+        later batch of the slot is known to exist."""
         raise NotImplementedError
 
     def is_lost(self, place: SlotPlace, error: Exception) -> bool:
@@ -85,17 +84,17 @@ class Plan(Beginnings, Generic[_Mark]):
 
     @property
     def is_over(self) -> bool:
-        """True if nothing is left to request, and no answer is outstanding."""
+        """True if nothing is left to request and no answer is outstanding."""
         raise NotImplementedError
 
     def pads(self) -> bool:
-        """Pads the last step, if the plan does so. Called once nothing is left to request. Returns True if some batches
-        are returned twice, so that all ranks get the same number."""
+        """Pads the last step, if the plan does so. It is called once nothing is left to request. Returns True if some
+        batches are returned twice, so that all ranks get the same number."""
         return False
 
     def took(self, place: SlotPlace, digest: int | None) -> _Mark:
-        """Records that this rank's batch (or, if `digest` is None, the error in its place) is returned next. Returns
-        the position after that batch."""
+        """Records that this rank's batch is returned next, or the error in its place if `digest` is None. Returns the
+        position after that batch."""
         raise NotImplementedError
 
     def stands(self, mark: _Mark) -> None:
@@ -108,8 +107,8 @@ class Plan(Beginnings, Generic[_Mark]):
 
 
 def counts_before(batches: int, slots: int, ends: Mapping[int, int]) -> list[int]:
-    """Returns how many of the first `batches` batches of an epoch belong to each slot, assuming that a slot without a
-    known length in `ends` does not end."""
+    """Returns how many of the first `batches` batches of an epoch belong to each slot. A slot that is not in `ends`
+    counts as endless."""
     counts = [0] * slots
     left = batches
     while left > 0:
@@ -125,8 +124,7 @@ def counts_before(batches: int, slots: int, ends: Mapping[int, int]) -> list[int
 
 
 class Places(Plan[tuple[SlotPlace, int | None]]):
-    """The plan for a rank that receives all batches of its slots, in order, without those that were consumed
-    earlier."""
+    """The plan for a rank that receives all batches of its slots, in order. Batches consumed earlier are left out."""
 
     def __init__(
         self,
@@ -137,24 +135,25 @@ class Places(Plan[tuple[SlotPlace, int | None]]):
         expected: Mapping[SlotPlace, int] | None = None,
     ) -> None:
         """`first` is the number of batches consumed earlier. The last of these in each slot is requested again, because
-        a slot that turns out to be shorter supplied fewer of them, and other slots supplied more. `snapshots` holds
-        points from which slots may start, `ends` the known lengths of slots, and `expected` the digests of batches
-        consumed earlier."""
+        a slot may turn out to be shorter. In that case, other slots supplied more of the batches.
+
+        `snapshots` holds points from which slots may start. `ends` holds the known lengths of slots, and `expected` the
+        digests of batches consumed earlier.
+        """
         super().__init__(slots, snapshots)
         self._first = first
         self._expected = expected or {}
         self.ends: dict[int, int] = {slot: n for slot, n in (ends or {}).items() if slot < slots}
         self._proved = [0] * slots
-        """The minimum number of batches that each slot is known to have."""
+        """Number of batches that are known to exist, by slot."""
         self._probes: deque[SlotPlace] = deque()
         self._unanswered = 0
         self._next: list[int] = []
-        """The number of the next batch to request from each slot; empty until the point at which the epoch resumes is
-        known."""
+        """Number of the next batch to request, by slot. Empty until it is known where the epoch resumes."""
         self.digests: list[int | None] = [None] * slots
         """The digest of the last batch that was returned from each slot."""
         self._needed = self.taken[:]
-        """The same as `taken`, except that batches that were received but not yet returned also count."""
+        """The same as `taken`, plus the batches that have arrived and have yet to be returned."""
         self._settle()
 
     # Asking
@@ -243,8 +242,8 @@ class Places(Plan[tuple[SlotPlace, int | None]]):
         return [self.beginning(slot, given - 1) for slot, given in enumerate(self._given())]
 
     def ends_given(self) -> dict[int, int]:
-        """Returns the lengths of the slots that have no batch left to return. The other slots have batches that will be
-        requested again after a resume."""
+        """Returns the lengths of the slots that have no batch left to return. A resume requests batches of the other
+        slots again."""
         given = self._given()
         return {slot: batches for slot, batches in self.ends.items() if batches <= given[slot]}
 

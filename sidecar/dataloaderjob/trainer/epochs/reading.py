@@ -1,4 +1,4 @@
-"""Reading from slots: requests for batches in the order of a plan, and answers up to this rank's next batch."""
+"""Reading from slots. It requests batches in a plan's order, and takes answers up to this rank's next batch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _DIFFERS = (
 
 @dataclass(frozen=True, slots=True)
 class SlotBatches:
-    """The properties that the batches of all slots share in one epoch."""
+    """The properties that all slots' batches share in one epoch."""
 
     seed: int
     size: int
@@ -56,11 +56,11 @@ class SlotReading:
         """This rank's next batch, once it has arrived."""
         self.asked = 0
         self.read = 0
-        """Number of answers that were taken and counted; -1 while unknown."""
+        """Number of answers that were taken and counted; -1 while this is unknown."""
 
     @property
     def has_lost(self) -> bool:
-        """True if an answer was taken but not counted, or if the plan has counted a batch that was not requested."""
+        """True if an answer was taken but not counted, or if the plan counted a batch that was not requested."""
         return self.taker.taken != self.read
 
     @property
@@ -87,7 +87,7 @@ class SlotReading:
         self.read = read
 
     def submit(self, place: SlotPlace, is_wanted: bool) -> None:
-        """Requests one batch or, unless `is_wanted`, only asks whether it exists."""
+        """Requests a batch. Unless `is_wanted`, only asks whether the batch exists."""
         batches, plan, stream = self._batches, self.plan, self.taker.stream
         ticket = frames.SlotTicket(
             batches.seed, place.number, place.slot, batches.size, batches.bare, batches.drop_last,
@@ -140,7 +140,7 @@ class SlotReading:
         return self.taker.take_later() if waits else self.taker.take_ready()
 
     def count_calls(self, more: int) -> None:
-        """Corrects the number of next() calls, because every batch that is taken counts as a call."""
+        """Corrects the number of next() calls. Every batch that is taken counts as a call."""
         with self._client.lock:  # the thread that sends batches ahead also updates the number
             self._client.control.words[W_NEXT_CALLS] += more
 

@@ -1,9 +1,8 @@
 """The relay for `stage=`: it passes samples that slots have read to a feeder, which makes a batch of them.
 
-There are two streams. The reader's stream delivers the samples that the slots have read. Each of its batches is passed
-on unopened, as a ticket of the second stream, whose batches next() returns. If a batch is lost in the second stream,
-any feeder can therefore rebuild it, and no slot needs to read its samples again. A state counts only the batches that
-were returned, although slots read ahead of them.
+The reader's stream delivers the samples that the slots have read. Each of its batches becomes, unopened, a ticket of a
+second stream, whose batches next() returns. If the second stream loses a batch, any feeder can rebuild it, and no slot
+reads its samples again. A state counts only the batches that were returned, although slots read ahead of them.
 """
 
 from __future__ import annotations
@@ -21,9 +20,9 @@ from dataloaderjob.trainer.session.slot_places import SlotPlace
 from dataloaderjob.trainer.session.taking import Taker
 
 MOST_READ_NBYTES = 48 << 20
-"""Maximum size of the samples of one batch, in bytes, because a ticket is sent in a message of at most 64 MiB."""
+"""Maximum size of one batch's samples, in bytes. A ticket carries them, and a message has at most 64 MiB."""
 MOST_WAITING_NBYTES = 512 << 20
-"""Number of bytes waiting to be returned, in this process and in its sidecar, at which reading pauses."""
+"""Reading pauses while this number of bytes waits to be returned, in this process and in its sidecar."""
 
 
 class Read(NamedTuple):
@@ -44,7 +43,7 @@ class Relay:
     __slots__ = ("_batches", "_client", "_draws", "_handled", "_waiting_nbytes", "line", "taker")
 
     def __init__(self, client: Client, taker: Taker | AheadTaker, batches: SlotBatches, draws: int) -> None:
-        """`batches` has the seed for the stage."""
+        """`batches` has the stage's seed. `draws` is the draw number for generators that the dataset holds."""
         self._client, self.taker, self._batches, self._draws = client, taker, batches, draws
         self._waiting_nbytes = 0
         self.line: deque[Read] = deque()
@@ -63,8 +62,8 @@ class Relay:
         return not self.line or self._waiting_nbytes < MOST_WAITING_NBYTES
 
     def hand_on(self, read: SlotAnswer, mark: Any) -> None:
-        """Requests a batch of these samples from any feeder. An error in place of the samples is put in line without a
-        request."""
+        """Requests a batch of these samples from any feeder. If an error arrived in place of the samples, only adds the
+        error to the line."""
         error = read.error or self._refusal(read.place, len(read.batch))
         if error is not None:
             self.line.append(Read(read.packed, mark, error=error))
@@ -83,7 +82,7 @@ class Relay:
 
     @staticmethod
     def _refusal(place: SlotPlace, nbytes: int) -> InputError | None:
-        """Returns an error if the samples of a batch are too large to be passed on."""
+        """Returns an error if a batch's samples are too large to be passed on."""
         if nbytes <= MOST_READ_NBYTES:
             return None
         mb, most = nbytes / 1e6, MOST_READ_NBYTES / 1e6
@@ -94,8 +93,8 @@ class Relay:
         )
 
     def order(self) -> None:
-        """Sends the waiting tickets. If a thread takes batches ahead of the trainer, has it take the batches of these
-        tickets."""
+        """Sends the waiting tickets. If a thread takes batches ahead of the trainer, also orders the thread to take
+        their batches."""
         self._client.flush(self.taker.stream)
         if type(self.taker) is AheadTaker:
             self.taker.order(self.taker.stream.asked)

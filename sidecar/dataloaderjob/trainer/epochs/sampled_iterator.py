@@ -1,6 +1,6 @@
 """The iterator of a map-style DataLoader over the service.
 
-It runs the user's own sampler one window ahead, as torch's iterator with workers does: it draws `window` index lists in
+It runs the user's own sampler one window ahead, as torch's iterator with workers does. It draws `window` index lists in
 `iter()`, then one more in each `next()`. `next()` is optimized so that little code runs between two batches.
 """
 
@@ -26,7 +26,7 @@ _U64 = (1 << 64) - 1
 
 
 class SampledIterator(ServiceIterator):
-    """An iterator that sends one ticket, and thus requests one batch, for each list of keys that a sampler yields."""
+    """An iterator that requests one batch, with one ticket, for each list of keys that a sampler yields."""
 
     __slots__ = ("_exhausted", "_sampler_error")
 
@@ -53,8 +53,8 @@ class SampledIterator(ServiceIterator):
         self._client.flush(stream)
 
     def _begin_late(self, before: Taker | AheadTaker) -> Taker | AheadTaker:
-        """Draws again, because the epoch was set after iter(). No batch has been returned yet. Returns the new stream's
-        taker."""
+        """Draws again, because the epoch was set after iter(). No batch has been returned yet. Returns the taker of the
+        new stream."""
         self._drawn = self._first
         self._sampler_iter = iter(self._index_sampler)
         self._restart(before)
@@ -92,7 +92,7 @@ class SampledIterator(ServiceIterator):
             try:
                 keys = given if type(given) is list and not self._bare else as_keys(given, bare=self._bare)
                 self._ask_for(stream, keys)
-            except Exception as exc:  # invalid keys, or keys that cannot be sent, count as its error
+            except Exception as exc:  # wrong keys count as an error of the sampler
                 self._exhausted, self._sampler_error = True, exc
                 break
             self._drawn, self._position = self._drawn + 1, self._position + len(keys)
@@ -103,7 +103,6 @@ class SampledIterator(ServiceIterator):
             taker.order(self._drawn)
 
     def _ask_for(self, stream: Stream, keys: Any) -> None:
-        """Requests the batch of these keys."""
         place = self._epoch_seed, self._position, self._drawn
         submit(stream, *place, keys, bare=self._bare, draws=self._draws)
         if self._recording is not None:

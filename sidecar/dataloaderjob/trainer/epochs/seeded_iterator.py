@@ -24,12 +24,12 @@ class SeededIterator(_BaseDataLoaderIter):
     """Base class of all iterators. It derives an epoch's seeds, and marks each next() in a profiler trace, as torch
     does.
 
-    A KeyboardInterrupt, or anything else that is not an `Exception`, ends an iterator if it is raised within next(),
-    because batches in transit may be lost. An `Exception` that is raised after a batch was taken, such as by a signal
-    handler, also ends the iterator. `progress` counts only the batches that were returned.
+    An iterator ends if next() may have lost a batch. This is assumed after a KeyboardInterrupt, or anything else that
+    is not an `Exception`. An `Exception`, such as one from a signal handler, ends the iterator only if a batch was
+    already taken. `progress` counts only the batches that were returned.
 
-    This class and its subclasses have `__slots__` to make next() cheaper: in an object with more than 30 attributes,
-    CPython looks up each attribute in a dict.
+    `__slots__` make next() cheaper: in an object with more than 30 attributes, CPython looks up each attribute in a
+    dict.
     """
 
     __slots__ = (
@@ -59,7 +59,7 @@ class SeededIterator(_BaseDataLoaderIter):
         self._begin_consumption()
 
     def _begin_consumption(self) -> int:
-        """Returns the growth of the loader's digest since the last batch."""
+        """Begins an epoch in the loader's digest. Returns the change to the digest that has not been reported yet."""
         return self._consumption.begin()
 
     def _reset(self, loader: EpochSource, first_iter: bool = False) -> None:

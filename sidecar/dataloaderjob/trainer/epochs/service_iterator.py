@@ -40,7 +40,7 @@ class ServiceIterator(SeededIterator):
         "_words",
     )  # fmt: skip
     _workers: tuple[()] = ()
-    """An empty tuple, for code that inspects torch's workers, because this iterator has none."""
+    """Empty, because this iterator has no workers. Some code inspects torch's workers here."""
 
     _kept: int
     """The number of the bundle in the recording."""
@@ -92,8 +92,8 @@ class ServiceIterator(SeededIterator):
         return replace(made, held=self._held_by_classes(), facts=facts), store
 
     def _held_by_classes(self) -> dict[str, int]:
-        """Returns the states, by path, of generators that are not sent with the dataset, because a library's class
-        holds them. Each state is a hash below 2**64."""
+        """Returns the states of generators that a library's class holds, by path. Such generators are not sent with the
+        dataset. Each state is a hash below 2**64."""
         return {where: state_of(one) for one, where in self._epoch.holds if where}
 
     def _init_fn(self, spec: EpochSpec) -> Callable[[int], Any] | None:
@@ -140,7 +140,7 @@ class ServiceIterator(SeededIterator):
 
     def _restart(self, before: Taker | AheadTaker | None) -> None:
         try:
-            self.start()  # first: feeders keep what an open stream uses, as persistent_workers promises
+            self.start()  # before the old stream is left, so that feeders keep the code and data
         finally:
             if before is not None:
                 before.leave()
@@ -160,8 +160,8 @@ class ServiceIterator(SeededIterator):
             pass  # the next call raises the error again, when no batch can be lost
 
     def _count(self, number: int, digest: int, kind: RowKind = RowKind.BATCH) -> None:
-        """Counts batch `number`, or the error in its place, as returned. After this, the caller must return or raise
-        without calling anything else."""
+        """Counts batch `number`, or the error in its place, as returned. The caller must then return or raise at once,
+        without another call."""
         consumption, words = self._consumption, self._words
         before = consumption.rolling
         after = fold(before, digest)

@@ -10,7 +10,7 @@ from dataloaderjob.trainer.session.spec import EpochSpec
 
 
 class EpochSource(WaySource, Protocol):
-    """Our DataLoader, as its iterators see it. It numbers its epochs and sessions."""
+    """Our DataLoader as its iterators see it. It numbers its epochs and sessions."""
 
     def epoch_spec(self) -> EpochSpec:
         """Returns the loader's current arguments."""

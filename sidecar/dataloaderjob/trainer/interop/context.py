@@ -1,8 +1,7 @@
 """`dataloaderjob.context()`: a multiprocessing context for torch's own iterator, or for another library's.
 
 An iterator requests queues, an event and processes from its context. It puts index lists into one queue per worker, and
-gets batches from another queue. Our context starts no processes. Instead, `trainer/interop/queues.py` sends the index
-lists to feeders.
+gets batches from another queue. Our context starts no processes. Its queues send the index lists to feeders.
 """
 
 from __future__ import annotations
@@ -27,12 +26,11 @@ class FeedersContext(contexts.ForkContext):
     """A multiprocessing context for `DataLoader(..., num_workers=n, multiprocessing_context=...)`.
 
     Any torch-like loader that uses the context gets its batches from feeders. The dataset must be map-style. The
-    context can be pickled, and the copy works in the same way.
+    context can be pickled.
     """
 
     def __init__(self, *, allow_pickle: bool = False, of: Mapping[str, Any] = MappingProxyType({})) -> None:
-        """Keeps `of`: the options, by name, that the loader providing this context has and that torch's loaders do not
-        have."""
+        """Keeps those options of our loader that torch's loaders do not have, by name, in `of`."""
         self.allow_pickle = allow_pickle
         self.of = of
         self.client: Client | None = None

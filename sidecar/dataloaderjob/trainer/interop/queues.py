@@ -1,12 +1,12 @@
 """Queues and processes of `dataloaderjob.context()`. torch's iterator puts index lists in, and gets batches from
 feeders.
 
-torch creates one queue for results. For each worker, it creates a queue for index lists, and a process that receives
-both queues. In this module, all workers of an iterator share one session, with one bundle and one stream of tickets.
-The batches arrive in order. A sample's seed depends on its position in the epoch, as in our own iterator.
+torch creates one queue for results and, for each worker, a queue for index lists and a process. In this module, all
+workers of an iterator share one session, with one bundle and one stream of tickets. The batches arrive in order. A
+sample's seed depends on its position in the epoch, as in our own iterator.
 
-torchdata's iterator keeps the state that each worker reports, and passes that state to a new worker. A session reports
-the progress of the epoch as this state.
+torchdata's iterator keeps each worker's state, and passes it to a new worker. A session reports the progress of the
+epoch as this state.
 """
 
 from __future__ import annotations
@@ -44,14 +44,13 @@ from dataloaderjob.trainer.session.taking import Taker
 from dataloaderjob.trainer.session.tickets import Placed, as_keys, submit
 
 NO_PID = 1 << 30
-"""The PID of worker 0. No process has this PID, because torch watches its workers' PIDs and must not see any of them
-exit."""
+"""The PID of worker 0. No process has this PID: torch watches its workers' PIDs, and must not see any of them exit."""
 AHEAD = 4
-"""Number of batches in the window for each worker. A session does not know torch's `prefetch_factor`."""
+"""Number of batches in the window, per worker. A session does not know torch's `prefetch_factor`."""
 LEAST_AHEAD = 16
 _U64 = (1 << 64) - 1
 _sessions = itertools.count(1 << 29)
-"""Numbers of sessions, distinct from those of our own loaders."""
+"""Numbers for sessions, which differ from the numbers of our own loaders."""
 
 
 _ANEW: Any = object()
@@ -67,8 +66,7 @@ class Context(Protocol):
 
 
 class FailedBatch(ExceptionWrapper):
-    """The replacement for a batch that failed, in the form that torch's iterator expects. The iterator then raises the
-    original exception."""
+    """A failed batch in the form that torch's iterator expects. The iterator raises the original exception."""
 
     def __init__(self, error: BaseException) -> None:
         # The frames of the traceback hold the iterator.
@@ -84,8 +82,7 @@ class FailedBatch(ExceptionWrapper):
 
 
 class Queue:
-    """A queue for results or for index lists. Which of the two is known once a worker that uses the queue is
-    started."""
+    """A queue for results or for index lists. Its role is known once a worker that uses it has started."""
 
     def __init__(self) -> None:
         self.session: ContextSession | None = None
@@ -142,7 +139,7 @@ class Worker:
         self.pid = NO_PID + number
 
     def is_alive(self) -> bool:
-        """Returns True: the queue of results raises the errors of the service."""
+        """Returns True. If the service fails, the queue of results raises the error."""
         return True
 
     def join(self, timeout: float | None = None) -> None:
@@ -194,8 +191,8 @@ class ContextSession:
         """The first draw number for generators that the dataset holds; None if the dataset holds none."""
         self._place = _Place()
         self._resets = 0
-        """Number of times that torch requested another epoch from the workers. `_place` is updated only when results
-        are taken."""
+        """Number of further epochs that torch has requested from the workers. `_place` follows only when results are
+        taken."""
         self._taker: Taker | None = None
         self._first = 0
         self._asked: dict[int, tuple[int, int, bool]] = {}
@@ -278,7 +275,8 @@ class ContextSession:
     # Results, for the single thread that takes them
 
     def interrupt(self, item: Any) -> None:
-        """Passes an item, ahead of further batches, to the thread that takes batches and may be waiting for one."""
+        """Passes an item to the thread that takes batches, ahead of further batches. The thread may be waiting for a
+        batch."""
         self._reply(item)
         taker = self._taker
         if taker is not None:
@@ -294,9 +292,9 @@ class ContextSession:
         """Waits for the next batch and returns (number, batch), or returns the answer to an order that is not for a
         batch.
 
-        `timeout` is the loader's timeout. torch's own interval between checks of its workers counts as no timeout. If a
-        KeyboardInterrupt, or anything else that is not an `Exception`, interrupts the call, later calls raise
-        ServiceError, because the batch may be lost.
+        `timeout` is the loader's timeout. torch's own interval between checks of its workers counts as no timeout.
+        After an interrupt that is not an `Exception`, such as a KeyboardInterrupt, later calls raise ServiceError,
+        because the batch may be lost.
         """
         if self._broken:
             raise ServiceError(self._broken)

@@ -1,9 +1,9 @@
 """Counting the numbers that were drawn from a Mersenne Twister between two of its states.
 
-After a script has loaded a loader's state, it may draw from the process's generators, for example to initialize a
-model, or it may restore them from its own checkpoint. Both change a generator's state, but only draws advance the
-generator from the old state to the new one. torch, Python and numpy use the same generator, MT19937. Its state is 624
-words, which are replaced all at once, and a position in them.
+A script that has loaded a loader's state may draw from the process's generators, for example to initialize a model. It
+may also restore them from its own checkpoint. Both change a generator's state, but only draws advance the generator
+from the old state to the new one. torch, Python and numpy all use MT19937. Its state is 624 words, which are replaced
+all at once, and a position in them.
 """
 
 from __future__ import annotations

@@ -110,8 +110,8 @@ class Moment:
         """Returns the names of the generators in `saved` that have been set since this moment. A mere draw does not
         count.
 
-        `saved` contains the generators' states from an earlier run. A generator that was restored to about that point
-        of the run is ahead of its saved state by at most the draws made since this moment.
+        `saved` contains the generators' states from an earlier run. A generator that the script restored to about that
+        point is ahead of its saved state by at most the number of draws since this moment.
         """
         changed = {
             name: text
@@ -135,7 +135,8 @@ class Moment:
 
 
 def before_a_seed(saved: str, found: str) -> str:
-    """Returns torch's default generator before a torch iterator drew its seed. `found` is the state after that draw.
+    """Returns the state of torch's default generator before a torch iterator drew its seed. `found` is the state after
+    that draw.
 
     `saved` is an earlier state. Returns `found` if draws do not lead from `saved` to `found`.
     """
@@ -145,8 +146,8 @@ def before_a_seed(saved: str, found: str) -> str:
 
 
 def try_state(own: Mapping[str, Own], name: str, text: str) -> None:
-    """Raises an exception unless the generator of this name accepts the state in `text`. Changes no generator in use:
-    sets the state of a new one or of a copy."""
+    """Raises an exception unless the generator of this name accepts the state in `text`. Tries the state on a new
+    generator or on a copy."""
     if name == DEFAULT:
         torch.Generator().set_state(_tensor(text))
     elif name == PYTHON:
@@ -239,6 +240,7 @@ def _twister(name: str, text: str) -> Twister:
 
 
 def _tensor(text: str, *, is_of_cpu: bool = True) -> torch.Tensor:
-    """Returns the state of a torch generator. On other devices, the state is a seed and an offset."""
+    """Returns the state of a torch generator as a tensor. On devices other than the CPU, the state is a seed and an
+    offset."""
     state = torch.frombuffer(bytearray.fromhex(text), dtype=torch.uint8)
     return checked_torch(state) if is_of_cpu else state

@@ -17,8 +17,8 @@ OF_ITERATORS = 32 * EPOCHS
 single iterators."""
 _DEPTH = 20
 _counts: dict[tuple[int, bool], tuple[weakref.ref[Any], int]] = {}
-"""A weak reference to each dataset, and the number of its loaders or of its single iterators so far. The key is the
-dataset's id, and a bool that tells the two counts apart."""
+"""A weak reference to each dataset, and the number of its loaders or single iterators so far. The key is the dataset's
+id and a bool: True for single iterators."""
 
 
 def root_of(dataset: Any) -> Any:
@@ -67,7 +67,7 @@ def _keep(root: Any, count: int, is_single: bool) -> None:
     key = id(root), is_single
     try:
         _counts[key] = weakref.ref(root, _forgetting(key)), count
-    except TypeError:  # for a list, each loader begins with the first range
+    except TypeError:  # a list has no weak references: each of its loaders begins with the first range
         return
 
 

@@ -53,14 +53,14 @@ def _probe(samples: Iterable[Any], count: int) -> list[str | None]:
 
 
 def _steady(first: Sequence[str | None], second: Sequence[str | None]) -> list[str | None]:
-    """Returns the digests that were the same both times, and None in place of the others: a sample that is not
-    deterministic proves nothing."""
+    """Returns the digests that were the same both times, and None in place of the others. A sample that changes from
+    one time to the next proves nothing."""
     return [a if a == b else None for a, b in zip(first, second, strict=True)]
 
 
 def compare(saved: Mapping[str, Any], probes: Callable[[], Sequence[str | None] | None]) -> None:
-    """Compares the samples of a loader with those of a state. Raises InputError if a sample differs and was available
-    on both sides.
+    """Compares a loader's samples with those of a state. Raises InputError if they differ; a sample that either side
+    lacks is ignored.
 
     `saved` is the state's description of its loader. `probes` returns this loader's digests, or None if its samples
     cannot be made.
@@ -78,8 +78,8 @@ def compare(saved: Mapping[str, Any], probes: Callable[[], Sequence[str | None] 
 def _probing(
     loader: torch.utils.data.DataLoader[Any], keys: list[int], number: int, *, here: bool
 ) -> torch.utils.data.DataLoader[Any]:
-    """Returns a loader that yields the samples of `keys` one at a time, made in the same kind of process as this
-    loader's batches."""
+    """Returns a loader that yields the samples of `keys` one at a time. They are made in the same kind of process as
+    this loader's batches."""
     made = type(loader).__new__(type(loader))
     vars(made).update(vars(loader))
     vars(made).update(

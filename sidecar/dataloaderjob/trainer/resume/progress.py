@@ -1,11 +1,10 @@
 """One epoch of a loader, as the loader's state describes it. The description outlives the epoch's iterator.
 
-An iterator that resumes from a state draws as the original one did. Generators are set to the states that they had when
-the epoch began, the sampler is iterated again, and batches that were already returned are skipped: only their keys are
-drawn. Afterwards, if only one rank trains, the process's generators are set to the states that they had when the
-loader's state was made. Generators that the script has set since the state was loaded are left alone; draws alone do
-not count as setting a generator. With several ranks, all generators are left alone, because the state may be another
-rank's.
+An iterator that resumes from a state draws as the original one did. Generators are set to their states at the beginning
+of the epoch, and the sampler is iterated again. Batches that were already returned are skipped, and only their keys are
+drawn. If only one rank trains, the process's generators are then set to the states that they had when the loader's
+state was made. Generators that the script has set since the state was loaded are left alone; draws alone do not count.
+With several ranks, all generators are left alone, because the state may be another rank's.
 
 Some frameworks count epochs from 0 after a restart, and pass these numbers to the sampler's `set_epoch`. The number of
 epochs before the restart is then added.
@@ -41,7 +40,7 @@ _IN_ORDER = (SequentialSampler, BatchSampler)
 
 
 class Epoch:
-    """The part of a state that describes an epoch, except its progress, which the epoch's iterator knows."""
+    """The part of a state that describes an epoch. Only the epoch's progress comes from its iterator."""
 
     __slots__ = (
         "_before",
@@ -112,7 +111,7 @@ class Epoch:
         self._drawn: list[list[str]] | None = None
         self._set_since: frozenset[str] = frozenset()
         self._counted: tuple[int, int] | None = None
-        """The epoch that a framework set last, counted from 0 after a restart, and the number that is added to it."""
+        """The epoch that a framework set last, counted from 0 after a restart, and the number added to it."""
         self.iterations: int = 1 + (previous.iterations if previous is not None else 0)
         self.holds = held.find(spec.dataset, spec.collate_fn)
         """Generators that the dataset and `collate_fn` hold."""
@@ -181,7 +180,7 @@ class Epoch:
         if resume.is_new_epoch:
             if not resume.state.get("iterations"):
                 epoch = found if is_set else epoch
-            elif is_set:  # otherwise, nobody sets epochs
+            elif is_set:  # otherwise, the script never sets epochs
                 epoch = max(epoch + 1, found)
         sampling.set_epoch(sampler, epoch)
         if is_set and epoch != found:
@@ -218,7 +217,8 @@ class Epoch:
         return resume.samples * own // size if size and own else resume.samples
 
     def _digest(self) -> list[int] | None:
-        """Returns the rank and its rolling digest, or None if Accelerate has all ranks write the same file."""
+        """Returns the rank and its rolling digest. Returns None under Accelerate, which has all ranks write the same
+        file."""
         if not self._single and hasattr(self._sampler, "epoch_seed"):
             return None
         return [self.rank, *self._consumption.state()]
@@ -228,7 +228,7 @@ class Epoch:
 
     @property
     def slots(self) -> Any:
-        """The resumed state's entry for the slots of an IterableDataset (see `slot_places.pack`); None if no epoch is
+        """The resumed state's entry for an IterableDataset's slots (see `slot_places.pack`); None if no epoch is
         resumed."""
         resume = self._resume
         return None if resume is None or resume.is_new_epoch else resume.state.get("sampler")
@@ -246,7 +246,7 @@ class Epoch:
 
     def place(self, iterator: Any, ahead: int, *, bare: bool) -> Any:
         """Returns an iterator over the sampler that starts at the first batch to return. `ahead` is the maximum number
-        of batches that it draws ahead of those returned."""
+        of batches that the sampler runs ahead."""
         resume, sampler = self._resume, self._sampler
         stateful, saved = sampling.with_state(sampler), None
         if resume is not None:
@@ -285,7 +285,8 @@ class Epoch:
 
     def settle(self) -> None:
         """Restores the process's generators, once a resumed epoch has made its initial draws."""
-        self._epoch_drawn = sampling.epoch_of(self._sampler)  # Accelerate's sampler increments it at its end
+        # Accelerate's sampler increments its epoch when an iteration ends.
+        self._epoch_drawn = sampling.epoch_of(self._sampler)
         before, self._before = self._before, None
         if before is None or self._resume is None:
             return
@@ -317,8 +318,8 @@ class Epoch:
     # State
 
     def state(self) -> LoaderState:
-        """Returns the loader's state as a new dict, which does not change later. The recording, if there is one,
-        already contains every batch that the dict counts."""
+        """Returns the loader's state as a new dict. The recording, if any, already contains every batch that the dict
+        counts."""
         recording.flush()
         iterator = None if self._iterator is None else self._iterator()
         if iterator is not None:

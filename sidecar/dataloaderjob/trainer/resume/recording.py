@@ -1,10 +1,10 @@
 """The record of the batches that next() returned, if DATALOADERJOB_RECORD is set. `core.records` defines the format.
 
-Rows are written once FLUSH_ROWS of them wait, or with a row that arrives more than a second after the last write. They
-are also written at the end of an epoch, at exit, and when a loader's state is taken. The record of a killed process
-therefore lacks at most FLUSH_ROWS batches, and none that a checkpoint counts. The kernel buffers the rows that were
-written, so a machine that crashes may lose more. Tickets are written before their rows. If the folder cannot be written
-to, the record ends and the training continues.
+Rows are written once FLUSH_ROWS of them wait, or with the next row after FLUSH_S seconds. They are also written at the
+end of an epoch, at exit, and when a loader's state is taken. The record of a killed process therefore lacks at most
+FLUSH_ROWS batches, and none that a checkpoint counts. If the machine crashes, more may be lost. Tickets are written
+before their rows, so each row has its ticket. If the folder cannot be written to, the record ends and the training
+continues.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ class Recorder:
     """This process's part of the record."""
 
     def __init__(self, folder: Path, rank: str) -> None:
-        """Raises OSError. Raises InputError for a folder in which other users' links lead elsewhere."""
+        """Raises OSError, or InputError if another user could redirect the folder through a link."""
         folders.make_for_owner(folder)
         self._folder = folder
         top = folders.enter(folder, InputError)
@@ -64,7 +64,7 @@ class Recorder:
         self.ended = False
 
     def _made(self, name: str, top: int) -> Path:
-        """Creates a folder of the record. Its path goes through a file descriptor, so that no link can take the
+        """Creates a folder of the record. Returns a path through a file descriptor, so that no link can take the
         folder's place."""
         fd = folders.make_within(name, top, InputError)
         weakref.finalize(self, os.close, fd).atexit = False
@@ -172,7 +172,7 @@ class Recording:
 
 
 def recorder(consumption: Consumption) -> Recorder | None:
-    """Returns this process's recorder, if the environment asks for one and the loader is one of the script's own."""
+    """Returns this process's recorder, if the environment asks for one and the loader belongs to the script."""
     global _recorder, _failed
     folder = os.environ.get(RECORD_VARIABLE)
     if not folder or _failed or not consumption.counts or os.environ.get(IN_FEEDER_VARIABLE):
@@ -188,8 +188,8 @@ def recorder(consumption: Consumption) -> Recorder | None:
 
 
 def record_here(spec: EpochSpec) -> Recording | None:
-    """Returns the record of an epoch whose batches this process makes. It includes the bundle of the code and data, if
-    the bundle can be stored."""
+    """Returns the record of an epoch whose batches this process makes, or None if nothing is recorded. The record
+    includes the code and data, if they can be stored."""
     consumption = spec.consumption
     own = recorder(consumption)
     if own is None:
@@ -217,7 +217,7 @@ def _rank() -> str:
 
 
 def _link(source: Path, target: Path) -> None:
-    """Hard-links the blob under a name that outlives the store's, or copies the blob if a link is impossible."""
+    """Hard-links the blob, so that it outlives the store. Copies the blob if a link is impossible."""
     with contextlib.suppress(FileExistsError):
         try:
             os.link(source, target)

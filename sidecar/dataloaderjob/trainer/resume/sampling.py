@@ -162,7 +162,7 @@ class TrackedSampler:
         self._drawn: list[Any] = []
 
     def begin_anew(self, index_sampler: Any) -> None:
-        """Begins an epoch of a sampler whose state was loaded. The sampler may interpret that state as the end of the
+        """Begins an epoch of a sampler whose state was loaded. The sampler may take that state for the end of the
         previous epoch."""
         try:
             keys = next(self)

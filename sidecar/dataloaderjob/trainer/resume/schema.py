@@ -2,7 +2,7 @@
 module is pure.
 
 A state comes from a checkpoint, which may be damaged or written by someone else. `validate` therefore checks the whole
-state when it is loaded, and the code that resumes from it can rely on its types and ranges. Unknown fields are ignored,
+state when it is loaded. The code that resumes from it can rely on its types and ranges. Unknown fields are ignored,
 because some frameworks add fields.
 """
 
@@ -27,8 +27,7 @@ text."""
 
 
 def validate(state: Mapping[str, Any], *, takes: CheckGenerator, is_stream: bool) -> None:
-    """Raises InputError, with the path of the first invalid field, if the state cannot have been produced by one of our
-    loaders.
+    """Raises InputError, with the path of the first invalid field, unless one of our loaders may have made the state.
 
     `takes` checks the state of one generator. With `is_stream`, the field `sampler` holds the slots of an
     IterableDataset.

@@ -22,9 +22,8 @@
     loader       batch size, ranks, the sampler's class, seeds of samplers, properties that distinguish one dataset from
                  another, and the arguments that affect later batches
 
-Positions are global. If a sampler deals to ranks, and all ranks have the same torch seed, the states of all ranks are
-equal except for the digest, and any of them is valid for all ranks. No part of a state depends on the number of
-feeders.
+Positions are global. If a sampler deals to ranks, and all ranks have the same torch seed, the states of all ranks
+differ only in the digest. Any of them is then valid for all ranks. No part of a state depends on the number of feeders.
 """
 
 from __future__ import annotations
@@ -112,7 +111,7 @@ _ALWAYS = (
     "tail",
     "stage",
 )
-"""Entries that must be equal if the saved state has them, in addition to the dataset's entries."""
+"""Entries of a state that must be equal, if the saved state has them. The dataset's entries must be equal, too."""
 
 
 def compare(saved: LoaderState, own: LoaderState, *, is_new_epoch: bool) -> list[str]:
@@ -177,9 +176,8 @@ class Resume:
 
     @classmethod
     def of(cls, state: Mapping[str, Any], spec: EpochSpec | None = None) -> Resume:
-        """Returns the checked state. Raises InputError, with the path of the offending field, if the state cannot have
-        been produced by one of our loaders. With `spec`, also checks that the loader's own generators accept their
-        states."""
+        """Returns the checked state. Raises InputError, with the path of the invalid field, unless one of our loaders
+        may have made the state. With `spec`, also checks that the loader's own generators accept their states."""
         if not isinstance(state, Mapping):
             raise InputError(
                 f"load_state_dict() takes the result of state_dict(), got {type(state).__name__}: was the "
@@ -250,7 +248,7 @@ class Resume:
         return samples
 
     def check_order(self, last: Any, sampler: Any) -> None:
-        """Raises InputError if the batch that was skipped last is not the batch that had been returned last."""
+        """Raises InputError if the first keys of the last skipped batch differ from those in the state."""
         seen = self.state.get("seen")
         keys = first_keys(last) if seen else None
         if keys is not None and keys != seen and (ranks_of(sampler) or 1) == 1:

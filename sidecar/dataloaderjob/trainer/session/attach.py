@@ -1,4 +1,5 @@
-"""Attaching a trainer process to its sidecar: dialing the socket, exchanging hello and welcome, explaining failures."""
+"""Attaching a trainer process to its sidecar. It dials the socket, exchanges hello and welcome, and explains
+failures."""
 
 from __future__ import annotations
 
@@ -19,21 +20,21 @@ from dataloaderjob.trainer.session.pool import Pool
 
 DIAL_TIMEOUT_S = 10.0
 BUSY_S = 10.0
-"""Seconds for which attaching is retried, because a sidecar with too many connections closes the oldest."""
+"""Seconds for which attaching is retried, because a sidecar with too many connections closes the oldest one."""
 BUSY_PAUSE_S = 0.05
 ABSENCE_DEADLINE_S = 120.0
 ABSENCE_NOTE_S = 5.0
 ABSENCE_PAUSE_S = 0.05
 MAX_ENDS = 10
 ENDS_WITHIN_S = 30.0
-"""MAX_ENDS exits of the sidecar within this time, without a batch in between, indicate a persistent defect."""
+"""The sidecar counts as defective if it exits MAX_ENDS times within this number of seconds, without a batch in
+between."""
 Attachment = tuple[socket.socket, dict[str, Any], list[int]]
 """The connection to a sidecar that has accepted this process, the sidecar's settings, and the file descriptors for
 control memory and wake-ups."""
 _BUSY = frozenset({errno.ECONNRESET, errno.EPIPE, errno.EAGAIN})
 _process = os.urandom(8).hex()
-"""Distinguishes this process from all others at the sidecar. In different containers of a pod, processes may have equal
-PIDs."""
+"""Distinguishes this process from all others at the sidecar. PIDs may be equal in different containers of a pod."""
 
 
 class _Closed(ConnectionResetError):
@@ -44,8 +45,8 @@ class _Closed(ConnectionResetError):
 class Opened:
     """The resources that are closed when a client ends.
 
-    They are separate from the client, because its `__del__` could run in one thread while another thread gets the
-    client from `process_clients`. An object without `__del__` loses its last reference before anything is closed.
+    The client itself has no `__del__`, which could run in one thread while another thread gets the client from
+    `process_clients`. Without `__del__`, the last reference to the client is gone before anything is closed.
     """
 
     sock: socket.socket | None = None
@@ -137,7 +138,7 @@ class SidecarEnds:
 
 
 class Absence:
-    """A sidecar that is currently unreachable, because its container starts or restarts.
+    """A sidecar that is unreachable while its container starts or restarts.
 
     A caller whose attempt failed calls `wait()` and tries again, until `wait()` raises.
     """
@@ -163,8 +164,8 @@ class Absence:
 
 
 def failure(path: str) -> str | None:
-    """Returns the message that a service on this machine wrote next to its socket when it gave up, or a note that its
-    folder is gone. Returns None otherwise."""
+    """Returns the message that a service on this machine wrote next to its socket when it gave up. Returns a note if
+    the folder is gone, and None otherwise."""
     try:
         return Path(path).with_name("failed").read_text().strip()
     except OSError:
@@ -180,7 +181,7 @@ class _Lasting(socket.socket):
 def dial(path: str) -> socket.socket:
     """Connects to a sidecar's socket. Adds a remedy to the message of an OSError.
 
-    Unless the socket was announced, it must belong to this user: nothing is sent to another user's socket.
+    Unless the environment names the socket, it must belong to this user. Nothing is sent to another user's socket.
     """
     if len(path.encode()) > ipc.MAX_PATH_NBYTES:
         raise ServiceUnavailable(

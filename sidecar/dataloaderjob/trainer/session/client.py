@@ -55,13 +55,13 @@ class Client:
         self.attachment = 0
         """Number of earlier sidecars or receivers to which this client was attached."""
         self.lock = threading.RLock()
-        """Guards the socket, the streams and the pool's bookkeeping; never held while waiting for a batch."""
+        """Guards the socket, the streams and the pool's bookkeeping. It is never held while waiting for a batch."""
         self._ends = SidecarEnds(path)
         self._last_stream = self._sleepers = 0
         self._receives = False
-        """True while a packet is being received. A signal handler must not receive another one then."""
+        """True while a packet is being received. A signal handler must then not receive another one."""
         self._heard = 0
-        """Number of packets that the receiver had sent when this client last read all of them (`W_TOLD`)."""
+        """The receiver's count of sent packets (`W_TOLD`) when this client last read all of them."""
         self._asleep = threading.RLock()
         self._polls: dict[int, tuple[socket.socket | None, select.epoll]] = {}
         self._incoming = ipc.Assembler()
@@ -87,7 +87,7 @@ class Client:
         self._opened.sock = sock
 
     def _reattach(self) -> None:
-        """Reattaches after the sidecar died: hands the pools over to the new sidecar, and again requests the batches
+        """Reattaches after the sidecar died. Hands the pools over to the new sidecar, and requests again all batches
         that were not taken.
 
         Can be called again if an exception, such as KeyboardInterrupt, has interrupted it.
@@ -134,7 +134,7 @@ class Client:
         for stream in self.streams.values():
             stream.failures.clear()
             self._send_open(stream)
-            asked = stream.asked  # another thread may be drawing
+            asked = stream.asked  # read once, because another thread may be drawing
             stream.sent = asked
             stream.sent_waiting = None
             stream.begin_anew()
@@ -229,7 +229,7 @@ class Client:
         except ConnectionError:
             self._reattach()
         except BaseException:
-            self._opened.disconnect()  # it may be half sent; the next call sends a receiver everything again
+            self._opened.disconnect()  # it may be half sent; the next call sends everything again
             raise
 
     def _send(self, packets: list[bytes]) -> None:
@@ -293,7 +293,7 @@ class Client:
         return stream.late
 
     def ready(self, stream: Stream, number: int, control: Control) -> int | None:
-        """Returns the ticket's lease, FAILED or THERE. Returns None while the batch, or something that it needs, is
+        """Returns the ticket's lease, FAILED or THERE. Returns None while the batch, its region or its error is
         missing."""
         lease = control.ready(stream.id, number)
         if lease is None or lease == ctl.THERE:
@@ -331,10 +331,8 @@ class Client:
                     control.awake()
 
     def _new_poll(self) -> select.epoll:
-        """Returns an epoll object for the eventfd and the socket. Each thread has its own.
-
-        The eventfd is edge-triggered: no thread has to read it, and a wake-up wakes every sleeping thread.
-        """
+        """Returns this thread's epoll object for the eventfd and the socket. The eventfd is edge-triggered: no thread
+        has to read it, and a wake-up wakes every sleeping thread."""
         thread, sock = _thread(), self._opened.sock
         poll = select.epoll()
         poll.register(self.wake_trainer, select.EPOLLIN | select.EPOLLET)
@@ -374,10 +372,10 @@ class Client:
             self.control.words[ctl.W_STAGE_NS] += ns
 
     def hear(self) -> None:
-        """Reads the messages that have arrived, so that a state includes the newest snapshots. Never waits."""
+        """Reads the messages that have arrived, without waiting, so that a state includes the newest snapshots."""
         told = self.control.words[ctl.W_TOLD]
         if told == self._heard or self._receives or not self.lock.acquire(blocking=False):
-            return  # nothing arrived, a signal handler calls, or another thread reads
+            return  # nothing has arrived, this is a signal handler, or another thread reads
         try:
             while self._opened.sock is not None and self._receive(self._opened.sock):
                 if self._sleepers:  # another thread may be waiting for it

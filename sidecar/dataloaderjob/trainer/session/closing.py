@@ -36,7 +36,7 @@ def _close(pid: int, found: weakref.ref[Client], verdict: Path) -> None:
     client = found()
     if client is None or os.getpid() != pid:
         return
-    with contextlib.suppress(Exception):  # the control memory may be closed
+    with contextlib.suppress(Exception):  # the control memory may already be closed
         words = client.control.words
         line = last_line(
             words[W_WAIT_NS] / 1e9, words[W_STEP_NS] / 1e9, _read(verdict), len(os.sched_getaffinity(0))

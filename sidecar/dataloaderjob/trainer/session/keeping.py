@@ -1,8 +1,8 @@
 """A private service that outlives its script by DATALOADERJOB_KEEP seconds, to serve the next script.
 
-Only a script in the same environment takes it over, because feeders keep what they were started with: environment
-variables, import path, installed packages and resource limits. The folder's name identifies the environment. One
-service serves one launch at a time, and only the service knows whether it is free (`core.claims`).
+Feeders keep what they were started with: environment variables, import path, installed packages and resource limits.
+Only a script in the same environment therefore takes the service over. The folder's name identifies the environment.
+One service serves one launch at a time, and only the service knows whether it is free (`core.claims`).
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ _OF_A_LAUNCH = re.compile(
     r"VSCODE_\w+|GIT_ASKPASS|XDG_SESSION_\w+|XDG_VTNR|XDG_SEAT|DBUS_SESSION_BUS_ADDRESS|INVOCATION_ID|JOURNAL_STREAM|"
     r"JPY_\w+|PYTEST_CURRENT_TEST"
 )
-"""Environment variables that belong to one launch or terminal. Feeders start without them. A script's own variables
-arrive with its code, except those of its launcher."""
+"""Environment variables that belong to one launch or terminal. Feeders start without them. A script's variables arrive
+with its code, except those of its launcher."""
 _LIMITS = sorted(
     {getattr(resource, name) for name in dir(resource) if name.startswith("RLIMIT_")}
     - {resource.RLIMIT_NOFILE}
@@ -67,8 +67,8 @@ _PACKAGE = Path(folders.__file__).parents[1]
 
 
 def shared(variables: Mapping[str, str]) -> dict[str, str]:
-    """Returns the environment variables for the feeders of a service that stays, and this package's own, which the
-    service reads."""
+    """Returns the environment variables for a service that stays: those of its feeders, and this package's own, which
+    the service reads."""
     own = "DATALOADERJOB_"
     return {k: v for k, v in variables.items() if k.startswith(own) or not _OF_A_LAUNCH.fullmatch(k)}
 
@@ -84,11 +84,10 @@ def import_path() -> list[str]:
 
 
 def home(base: Path, launch: str, script: str) -> Path:
-    """Returns the folder in which this launch's service runs or is to be started.
+    """Returns the folder in which this launch's service runs or is to be started. `launch` is the launch's name.
 
-    `launch` comes from `trainer.session.private.run_key`. A service that an earlier script left in the same environment
-    is taken over if it is free and if the files that its feeders imported are unchanged. Raises ServiceUnavailable,
-    InputError, OSError.
+    A service that an earlier script left in the same environment is taken over. It must be free, and the files that its
+    feeders imported must be unchanged. Raises ServiceUnavailable, InputError, OSError.
     """
     claim = Claim(run=launch, pid=os.getpid(), keep_s=keep_seconds(), script=script)
     prefix = f"{_PREFIX}{environment_key(os.environ)}-"
@@ -116,7 +115,7 @@ def home(base: Path, launch: str, script: str) -> Path:
 
 
 def _is_joined(path: Path, claim: Claim) -> bool:
-    """Returns True if the service at `path` belongs to the claim's launch, which uses it or is about to start it.
+    """Returns True if the claim's launch uses the service at `path`, or is about to start it.
 
     A launch may have the same name as one that has ended. The ended launch's service is taken over like any other.
     """
@@ -143,7 +142,7 @@ def _make_room(others: Sequence[Path], claim: Claim) -> None:
 
 
 def environment_key(variables: Mapping[str, str]) -> str:
-    """Returns a ten-character name that identifies everything that affects how this process's feeders start."""
+    """Returns ten characters that identify everything that affects the start of this process's feeders."""
     path = import_path()
     parts = [
         sys.executable,
@@ -203,13 +202,13 @@ def _text(path: str) -> str:
 
 
 def _launch_of(path: Path) -> str:
-    """Returns the launch that started this folder's service or, if others have taken it over, the last of them."""
+    """Returns the launch that last took over this folder's service, or that started it."""
     return _text(str(path / LAUNCH_NAME))
 
 
 def _ask(path: Path, claim: Claim) -> bytes | None:
-    """Returns the service's answer to a claim, or None if the service in this folder does not listen or does not answer
-    in time."""
+    """Returns the service's answer to a claim. Returns None if the service in this folder does not listen or does not
+    answer in time."""
     read, write = os.pipe2(os.O_CLOEXEC)
     try:
         with (
@@ -232,7 +231,8 @@ def _ask(path: Path, claim: Claim) -> bytes | None:
 
 
 def _be_heard(sock: socket.socket, claim: Claim) -> None:
-    """Makes the service write to this process's standard error, unless that is closed or the service has exited."""
+    """Makes the service write to this process's standard error. Does nothing if that is closed or the service has
+    exited."""
     with standard_error() as echo, contextlib.suppress(OSError):
         if echo is not None:
             socket.send_fds(sock, [echo_text(claim.run)], [echo])
@@ -240,7 +240,7 @@ def _be_heard(sock: socket.socket, claim: Claim) -> None:
 
 @contextlib.contextmanager
 def _locked(base: Path) -> Iterator[None]:
-    """Holds the lock under which a service is chosen, so that all ranks of a launch choose the same one. Raises
+    """Holds a lock while a service is chosen, so that all ranks of a launch choose the same one. Raises
     ServiceUnavailable."""
     path, deadline = base / _LOCK_NAME, time.monotonic() + LOCK_S
     if path.is_symlink():

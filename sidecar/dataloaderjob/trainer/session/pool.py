@@ -1,8 +1,8 @@
 """The trainer's side of the pool: mapped regions and leases.
 
-A batch is lent to the trainer as one numpy array of bytes, and every tensor of the batch is a view of this array. A
-weak reference to the array, the `Lease`, stores one byte in shared memory when the last view is garbage-collected. This
-may happen in any thread, in any order, and needs no lock. It makes no system call unless the receiver waits for room.
+A batch is lent to the trainer as one numpy array of bytes. Every tensor of the batch is a view of this array. A weak
+reference to the array, the `Lease`, stores one byte in shared memory when the last view is garbage-collected. This may
+happen in any thread, in any order, and needs no lock. It makes no system call unless the receiver waits for room.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ Leases = dict[int, PoolPlace]
 
 
 def _end(lease: Lease, fence: Callable[[], None] = fence_anywhere, want: int = W_WANT) -> None:
-    # A batch may live until the interpreter shuts down, when the module's globals are gone: they are arguments here.
+    # Globals are passed as arguments. They may be gone if a batch lives until the interpreter shuts down.
     tail = lease.tail
     if (ended := tail.ended) is None:
         return
@@ -137,7 +137,8 @@ class Region:
 
 
 def map_region(number: int, nbytes: int, single: bool, fd: int) -> Region:
-    """Maps a memfd that the sidecar sent. Raises RemoteProtocolError if it could be truncated while in use (SIGBUS)."""
+    """Maps a memfd that the sidecar sent. Raises RemoteProtocolError unless it is sealed at `nbytes` bytes, because
+    access to a truncated memfd would raise SIGBUS."""
     if not sealed(fd) or os.fstat(fd).st_size != nbytes:
         os.close(fd)
         raise RemoteProtocolError(
@@ -159,7 +160,7 @@ class Pool:
         """Leases that are not known to have ended. `_end` removes entries, in any thread."""
         self.lease_limit = 0
         self.surely = 0
-        """Number of leases that are within the limit, regardless of their sizes."""
+        """Number of leases that cannot exceed the limit, whatever their sizes."""
         self._widest = 0
         self.copies = 0
         self.tail = LeaseTail(control, wake_receiver, self.leases)
@@ -170,8 +171,8 @@ class Pool:
 
     @property
     def over_limit(self) -> bool:
-        """True if the trainer holds more than its limit. If `len(leases) <= surely`, it is False and need not be
-        computed."""
+        """True if the trainer holds more than its limit. It is always False while `len(leases) <= surely`, which is
+        faster to check."""
         return self.leased_nbytes > self.lease_limit or len(self.leases) > MAX_LEASES
 
     def add(self, region: Region, lease_limit: int) -> None:
@@ -190,7 +191,7 @@ class Pool:
 
     def lend(self, number: int, region: Region, entry: Entry, *, is_out: bool = True) -> Bytes:
         """Lends the bytes of a ready batch to the user or, if not `is_out`, to the thread that forwards them. Raises
-        RemoteProtocolError if they do not lie within the region."""
+        RemoteProtocolError unless they lie within the region."""
         _, _, _, offset, nbytes = entry
         if offset + nbytes > region.nbytes:
             raise RemoteProtocolError(
@@ -215,8 +216,8 @@ class Pool:
         del lent, lease
 
     def claim(self) -> list[Region]:
-        """Claims the regions of many batches for devices, unless a user has a view of them. Returns the newly claimed
-        regions."""
+        """Claims regions for devices, except single-batch regions and those that a user has views of. Returns the newly
+        claimed regions."""
         free = [each for each in self.regions.values() if not (each.single or each.map.is_claimed)]
         if free:
             out = {region for region, _, _, lease in list(self.leases.values()) if lease.is_out}
@@ -232,7 +233,8 @@ class Pool:
             region.close()
 
     def adoption(self) -> tuple[dict[str, Any], list[int]]:
-        """Returns a description of the pool for a sidecar that adopts it, and the file descriptors of its regions."""
+        """Returns a description of the pool for a sidecar that takes it over, and the file descriptors of its
+        regions."""
         self._drop_empty_singles()
         regions = list(self.regions.values())
         adopt = {

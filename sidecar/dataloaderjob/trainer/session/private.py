@@ -1,9 +1,9 @@
-"""The private service of this machine, for a trainer without an announced sidecar.
+"""The private service of this machine, for a trainer whose environment names no sidecar.
 
 One service, keyed by user and run, serves all local ranks of a launch. The first rank starts it, detached, so that it
 survives the death of any rank. The others attach. The service exits after its last client, or stays for the next script
-(`keeping`). This module only starts the process, finds its socket, and asks it for more feeders.
-The process runs `dataloaderjob.local.service`.
+(`keeping`). This module only starts the process, finds its socket, and asks it for more feeders. The process runs
+`dataloaderjob.local.service`.
 """
 
 from __future__ import annotations
@@ -62,8 +62,8 @@ _asked = 0
 def run_key() -> str:
     """Returns a name for the launch to which this process belongs. The name is the same in all local ranks.
 
-    `multiprocessing` passes a random key on to its child processes. The names of other launches can be guessed, so the
-    service relies on the ownership of its folder for protection.
+    Without a launcher's variables, the name depends on the random key that `multiprocessing` passes on to child
+    processes. The names of other launches can be guessed, so the ownership of the folder protects the service.
     """
     parts = [f"{name}={os.environ[name]}" for name in _RUN_VARIABLES if name in os.environ]
     if "MASTER_PORT" in os.environ:
@@ -211,7 +211,7 @@ def _wanted(home: Path) -> int:
 
 
 def _poke(home: Path) -> None:
-    """Makes the service read the number of feeders. A service that does not listen yet reads it once it does."""
+    """Makes the service read the number of feeders. A service that does not listen yet will read it when it does."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
@@ -219,8 +219,8 @@ def _poke(home: Path) -> None:
 
 
 _children: list[Any] = []
-"""Popen objects of services that this process started. Without them, Python would warn, and would reap the processes at
-arbitrary times."""
+"""Popen objects of services that this process started. If they were dropped, Python would warn, and reap the processes
+at arbitrary times."""
 
 
 class _Detached(subprocess.Popen[bytes]):

@@ -30,7 +30,7 @@ _most_workers = 0
 
 
 class LeftOut(int):
-    """The value of `num_workers` if the user omitted it. This type survives a rebuild of the loader."""
+    """The number of workers if the user omitted `num_workers`. The type survives if a library rebuilds the loader."""
 
     __slots__ = ()
 
@@ -116,7 +116,7 @@ def is_private() -> bool:
 
 
 def launch_facts() -> dict[str, str]:
-    """Returns the facts about this launch for a bundle, if feeders may outlive it."""
+    """Returns the facts about this launch for a bundle, if feeders may outlive the launch."""
     return {LAUNCH: private.run_key()} if is_private() and keep_seconds() else {}
 
 

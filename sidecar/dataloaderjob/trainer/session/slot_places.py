@@ -1,7 +1,7 @@
 """The slots of an IterableDataset: where a lost slot may resume, a state's entry for slots, and this process's rank.
 Pure except for the environment.
 
-A slot has the batches that the torch worker with the same number would make.
+A slot's batches are those that the torch worker of the same number would make.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ _SHORTER = (
 DEALT = -1
 """Placeholder for the rank in a state that contains the slots of all ranks."""
 _OWNER = uuid.uuid4().hex
-"""Identifies the process that owns the slots. Any other process has its own slots, even if it has the same script and
-rank or was forked from this one."""
+"""Identifies the process that owns the slots. A process with the same script and rank, or a forked child, has its own
+slots."""
 
 
 class SlotPlace(NamedTuple):
@@ -49,7 +49,7 @@ def shorter(slot: int, batches: int) -> ServiceError:
 
 
 class Beginnings:
-    """Points at which slots lost by a feeder may resume: their snapshots, and the last batches taken from them."""
+    """Points at which a slot may resume after a feeder lost it: its snapshots, and the last batch taken from it."""
 
     def __init__(self, slots: int, snapshots: Mapping[int, tuple[int, bytes]] | None = None) -> None:
         self._slots = slots
@@ -66,7 +66,7 @@ class Beginnings:
 
     def beginning(self, slot: int, number: int) -> tuple[int, bytes] | None:
         """Returns the point at which a slot may begin if batch `number` is requested: (batches made, state), or None
-        for its start."""
+        for the slot's start."""
         return self._snapshots[slot].at(number)
 
     def known(self, slot: int) -> tuple[int, int] | None:
@@ -102,22 +102,22 @@ def packed(
 
 @dataclass(frozen=True, slots=True)
 class Saved:
-    """A state's entry for this rank's slots. It is empty if the state belongs to another rank: the slots then begin at
+    """A state's entry for this rank's slots. It is empty if the state belongs to another rank. The slots then begin at
     their start."""
 
     snapshots: Mapping[int, tuple[int, bytes]] = field(default_factory=dict)
     """(batches made, state), by slot."""
     digests: Mapping[SlotPlace, int] = field(default_factory=dict)
-    """Digests of the last batches that were returned, by the probe that requests each of them again."""
+    """Digests of the last batches that were returned. Each key is the probe that requests the batch again."""
     ends: Mapping[int, int] = field(default_factory=dict)
     """Number of batches in each slot that has ended."""
     taken: Sequence[int] = ()
-    """Number of batches dealt from each slot, if batches are dealt to ranks."""
+    """Number of batches dealt from each slot; empty unless batches are dealt to ranks."""
 
     @staticmethod
     def of(state: Any, rank: int, *, slots: int | None = None, allow_pickle: bool = False) -> Saved:
-        """Reads a state's entry for a loader with `slots` slots. Raises InputError if `pack` did not make the entry, or
-        if it contains pickles that are not allowed."""
+        """Reads a state's entry for a loader with `slots` slots. Raises InputError if the entry is invalid, or if it
+        contains pickles that are not allowed."""
         if not isinstance(state, Mapping) or state.get("rank") not in (rank, DEALT):
             return Saved()
         try:
@@ -180,7 +180,7 @@ def shares() -> dict[str, str]:
 
 
 def facts(own: Mapping[str, Any], *, are_dealt: bool = False) -> dict[str, Any]:
-    """Returns a bundle's facts for slots. With `are_dealt`, the slots are those of all ranks."""
+    """Returns a bundle's facts for slots. With `are_dealt`, the slots belong to all ranks."""
     return {**own, SLOTS: True, **({} if are_dealt else {"owner": f"{_OWNER}-{os.getpid()}"})}
 
 

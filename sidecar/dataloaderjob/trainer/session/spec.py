@@ -1,4 +1,5 @@
-"""The arguments of a loader at the beginning of an epoch. Iterators, states and records read nothing else from it."""
+"""The arguments of a loader at the beginning of an epoch. Iterators, states and records read nothing else from the
+loader."""
 
 from __future__ import annotations
 

@@ -41,8 +41,8 @@ class Stream:
     window: int
     awaited: int = 0
     pending: dict[int, frames.TicketOfInts | bytes] = field(default_factory=dict)
-    """Tickets whose batches were not taken, including tickets that are yet to be sent. They are sent again if a sidecar
-    dies. Tickets of ints are packed later, several at a time, while the packing code is in the CPU's caches."""
+    """Tickets whose batches were not taken, including unsent ones. They are sent again if a sidecar dies. Tickets of
+    ints are packed later, several at a time, while the packing code is in the CPU's caches."""
     recent: list[frames.TicketOfInts | bytes | None] = field(default_factory=lambda: [None] * RECENT)
     """The last tickets taken, each at its number modulo the length."""
     failures: dict[int, ipc.Packet] = field(default_factory=dict)
@@ -55,7 +55,7 @@ class Stream:
     feeders: int = 0
     """Number of feeders connected when `together` was computed."""
     together: int = field(init=False)
-    """Number of tickets in one message."""
+    """Number of tickets that are sent together in one message."""
     late: str = ""
     """The receiver's report on a batch that did not arrive in time."""
     places: Beginnings | None = None
@@ -73,8 +73,7 @@ class Stream:
         self.together = max(1, min(TOGETHER, spare))
 
     def begin_anew(self) -> None:
-        """Adds the slot's beginning to the first ticket of each slot, because a replacement receiver does not know
-        it."""
+        """Adds the slot's beginning to the first ticket of each slot, because a new receiver does not know it."""
         told: set[int] = set()
         for number in range(self.awaited, self.asked):
             packed = self.pending[number]
@@ -88,7 +87,8 @@ class Stream:
                 )
 
     def messages(self, numbers: range, *, waiting: bool = False) -> list[bytes]:
-        """Returns packets with these pending tickets, in messages of a few MB with at least one ticket each."""
+        """Returns packets with these pending tickets. A message has at most 4 MiB, unless it contains a single
+        ticket."""
         if 0 < len(numbers) <= TOGETHER:
             payload = frames.join_tickets_of_ints(numbers, [self.pending[number] for number in numbers])
             if payload is not None and len(payload) <= MESSAGE_NBYTES:

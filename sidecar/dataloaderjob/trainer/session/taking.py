@@ -87,7 +87,7 @@ class Timed:
         return batch
 
     def passed(self, waited_ns: int) -> None:
-        """Excludes `waited_ns`, which the trainer has waited since the last batch, from the current step's time."""
+        """Excludes `waited_ns` from the current step's time. The trainer has waited this long since the last batch."""
         if self._returned_ns:
             self._returned_ns += waited_ns
 
@@ -101,7 +101,7 @@ class Timed:
 
 
 class Unopened:
-    """A substitute for a decoder if bodies are passed on undecoded."""
+    """A stand-in for a decoder: it passes bodies on undecoded."""
 
     digest = 0
 
@@ -163,8 +163,8 @@ class Taker(Timed):
     def take_later(self) -> Any:
         """Sleeps until the next batch is ready.
 
-        If batches arrive every few hundred µs, the trainer wakes once for several of them, like a network card with
-        interrupt moderation. A wake-up costs more than taking a batch, and further batches are taken with warm caches.
+        If batches arrive every few hundred µs, the trainer wakes once for several of them. A wake-up costs more than
+        taking a batch, and further batches are taken with warm caches.
         """
         client, control, stream, number, after = self.client, self._control, self.stream, self.taken, 1
         began = now_ns()
@@ -201,7 +201,7 @@ class Taker(Timed):
         """Returns the next batch, counted as taken, or `NOTHING`. Raises the batch's error, which counts as taking
         it."""
         client, stream, number = self.client, self.stream, self.taken
-        with client.lock:  # another thread may report to a new sidecar what is taken
+        with client.lock:  # another thread may be reporting to a new sidecar
             if client.dead is not None:
                 client.check()
             found = self._control.find(stream.id, number)
@@ -251,10 +251,10 @@ class Taker(Timed):
             return plan.batch(lent)
 
     def take_into(self, hand: list[Any], count: int) -> None:
-        """Appends the missing parts of a batch of `count` parts to `hand`; for a failed part, appends its error.
+        """Appends the missing parts of a batch of `count` parts to `hand`. For a failed part, appends its error.
 
-        The parts are counted and timed as one batch. Errors that are not those of a part are raised, as by `take`.
-        After any other exception, such as a signal handler's, `taken` may count more parts than `hand` has.
+        The parts are counted and timed as one batch. Errors that did not arrive in place of a part are raised, as by
+        `take`. After an exception such as a signal handler's, `taken` may count more parts than `hand` has.
         """
         words, began, waited = self._words, now_ns(), False
         if self._returned_ns:
@@ -279,11 +279,12 @@ class Taker(Timed):
         self.count_calls(1 - count)
 
     def came(self, error: Exception) -> bool:
-        """Returns True if this is the last error that arrived in place of a batch, and was not raised here."""
+        """Returns True if this is the last error that arrived in place of a batch, rather than one raised in this
+        process."""
         return id(error) == self._failure
 
     def count_calls(self, more: int) -> None:
-        """Corrects the number of next() calls: every ticket taken counts as one."""
+        """Corrects the number of next() calls. Every ticket taken counts as one."""
         with self.client.lock:  # a thread that pins updates it, too
             self._words[W_NEXT_CALLS] += more
 
@@ -293,8 +294,8 @@ class Taker(Timed):
 
 
 def failure_of(packet: ipc.Packet) -> Exception:
-    """Returns the exception for a ticket without a batch. Only the message's type, which the receiver sets, says that a
-    slot has ended or that the service failed: a feeder chooses the payload of FAILED."""
+    """Returns the exception for a ticket without a batch. The receiver sets the message's type, but a feeder chooses
+    the payload of FAILED. Only the type may therefore report that a slot has ended or that the service failed."""
     try:
         if packet.type == ipc.Type.ENDED:
             return SlotEndedError(frames.unpack_end(packet.payload, _U64))

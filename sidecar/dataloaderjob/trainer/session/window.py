@@ -10,15 +10,15 @@ from dataloaderjob.core.places import PREFETCH_VARIABLE
 from dataloaderjob.trainer.session import service
 
 LEAST_PREFETCH = 16
-"""Minimum number of batches ahead if neither `prefetch_factor` nor the job sets it, however few feeders there are."""
+"""Minimum number of batches ahead if neither `prefetch_factor` nor the job sets a number."""
 PER_WORKER = 2
 """torch's default `prefetch_factor`."""
 MAX_PREFETCH = MOST_AHEAD
 
 
 def window_of(factor: int | None, feeders: int) -> int:
-    """Returns the number of batches that a loader requests ahead, given its `prefetch_factor` and the number of feeders
-    that it wants. Raises InputError."""
+    """Returns the number of batches that a loader requests ahead. `factor` is its `prefetch_factor`, and `feeders` is
+    the number of feeders that it wants. Raises InputError if the number of batches is out of range."""
     if factor is not None:
         window = factor * feeders
         if factor == PER_WORKER:
