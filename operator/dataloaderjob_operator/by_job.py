@@ -39,8 +39,8 @@ class _Given:
 def cached_by_job(
     make: Callable[Concatenate[DataLoaderJob, P], R],
 ) -> Callable[Concatenate[DataLoaderJob, P], R]:
-    """Caches the results of `make` for the RECENT most recently used jobs. Callers must not modify the results. The
-    arguments after the job must be positional, and are compared by value."""
+    """Caches the results of `make` for the RECENT most recently used jobs. Callers must not modify the results.
+    Arguments after the job must be positional, and are compared by value."""
 
     @lru_cache(RECENT)
     def made(given: _Given) -> R:
