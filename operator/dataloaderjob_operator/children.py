@@ -102,9 +102,7 @@ class ChildWriter:
         applied.
         """
         job, asked = observed.job, wanted if begun else (*wanted, *later)
-        there = {
-            key_of(manifest) for manifest in asked
-        }  # refusals of children that are no longer wanted do not count
+        there = {key_of(manifest) for manifest in asked}  # old refusals of other children no longer count
         known = self.refusals.get(key, {})
         self.refusals[key] = {child: refusal for child, refusal in known.items() if child in there}
         if not begun:
@@ -159,9 +157,7 @@ class ChildWriter:
         times = 1 if known is None else known.times + 1
         for_good = error.code in FOR_GOOD or error.reason == NOT_OURS
         for_good = for_good or any(words in error.message for words in NOT_TYPED)
-        if (
-            known is not None and known.reported and not for_good
-        ):  # the known refusal says more than a temporary error
+        if known is not None and known.reported and not for_good:  # more informative than a temporary error
             known.times = times
             return
         text = refusals.explain(error.message, manifest, job)

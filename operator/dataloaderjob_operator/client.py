@@ -24,8 +24,8 @@ from dataloaderjob_operator.write_gate import WriteGate
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml; charset=utf-8"
 """The content type of server-side apply. The charset makes the client library send the body unchanged. Without it, the
-library would escape the body to ASCII. The API server then refuses characters beyond U+FFFF, because it accepts their
-escapes only in bodies declared as JSON."""
+library would escape the body to ASCII. The API server would then refuse characters beyond U+FFFF, because it accepts
+their escapes only in bodies declared as JSON."""
 MERGE = "application/merge-patch+json"
 TIMEOUT_S = 30.0
 CHUNK = 100

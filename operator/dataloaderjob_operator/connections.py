@@ -16,8 +16,8 @@ TIMEOUT_S = 5.0
 """Seconds that a request and its response may take. Kubernetes' probes time out after one second by default. Formatting
 the metrics takes 10 ms."""
 MAX_CONNECTIONS = 512
-"""Maximum number of open connections. Beyond it, the oldest connection from the address with the most connections is
-closed."""
+"""Maximum number of open connections. Beyond this number, the oldest connection from the address with the most
+connections is closed."""
 BACKLOG = 1024
 SWEEP_S = 0.5
 ACCEPT_PAUSE_S = 0.1
@@ -41,7 +41,7 @@ class Connections:
         return len(self._open)
 
     def add(self, transport: asyncio.Transport, address: str, now: float) -> None:
-        """Adds a connection. If there are too many, closes others."""
+        """Adds a connection. Closes others if there are too many."""
         if len(self) >= MAX_CONNECTIONS:
             self.sweep(now)
         if len(self) >= MAX_CONNECTIONS:

@@ -184,9 +184,7 @@ class _Term:
         self.gate.shut()
         before = self._acquired_at()
         began = await self._got()
-        if (
-            began is not None and self._acquired_at() == before
-        ):  # otherwise, another operator held and released it
+        if began is not None and self._acquired_at() == before:  # else another operator held and released it
             log.info("the Lease %s was renewed; this operator resumes its work", self.candidate.lease)
             self.gate.open()
             self.leads(True)

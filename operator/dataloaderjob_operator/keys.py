@@ -31,9 +31,9 @@ from dataloaderjob_operator.observe.cache import JobKey
 log = logging.getLogger(__name__)
 
 ROOT_FIELD = "root"
-"""Field of the Secret with the root key."""
+"""Field of the operator's Secret that holds the root key."""
 PREVIOUS_FIELD = "previous"
-"""Field of the same Secret with the previous root key, which running jobs use during a rotation."""
+"""Field of the operator's Secret that holds the previous root key. Running jobs use this key during a rotation."""
 NEW_ROOT_NBYTES = 48
 RETRY_S = 5.0
 AGAIN_S = 10.0
@@ -43,7 +43,7 @@ NEW_S = 300.0
 
 
 class NoRootKey(Exception):
-    """The error if the Secret or file holds no valid root key."""
+    """The Secret or file holds no valid root key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,8 +121,8 @@ class SecretAttempt:
 
 @dataclass(slots=True)
 class JobSecrets:
-    """The writer of jobs' Secrets. It creates each Secret once. It repeats this if the Secret may have been deleted and
-    a pod needs it."""
+    """The writer of jobs' Secrets. It creates each Secret once. It creates a Secret again if the Secret may have been
+    deleted and a pod needs it."""
 
     api: ApiClient
     clock: Callable[[], float] = time.monotonic

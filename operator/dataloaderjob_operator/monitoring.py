@@ -109,7 +109,7 @@ class _TextFormatter(LineFormatter):
 
 
 def mark_record(record: logging.LogRecord) -> bool:
-    """Adds the job or other object that a log record is about to the record. Always returns True, because this filter
+    """Adds to a log record the job or other object that the record concerns. Always returns True, because this filter
     drops no records."""
     fields: dict[str, object] = dict(_ABOUT.get() or {})
     ref = getattr(record, "k8s_ref", None)

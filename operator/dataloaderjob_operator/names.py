@@ -184,7 +184,5 @@ def _derive(root: bytes, label: str, uid: str) -> bytes:
     check_root(root)
     if not uid:
         raise ValueError("a job without a uid is not on a cluster and has no key")
-    key = hashlib.sha256(
-        root
-    ).digest()  # without it, HMAC pads short roots with zeros, and two roots could be alike
+    key = hashlib.sha256(root).digest()  # otherwise HMAC pads short roots with zeros, and two could be alike
     return hmac.new(key, f"dataloaderjob/{label}/{uid}".encode(), "sha256").digest()

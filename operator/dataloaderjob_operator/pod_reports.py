@@ -38,9 +38,9 @@ class PodReports:
     """Jobs that do not exist although pods name them."""
 
     async def report(self, key: JobKey, observed: Observed, labelled: Sequence[Pod]) -> None:
-        """Sends events about pods that attached or left since the last reconcile, or that cannot attach. If this
-        process has not reconciled the job before, but the job had started, its pods are not reported as new.
-        `labelled`: the pods whose label names the job."""
+        """Sends events about pods that attached or left since the last reconcile, or that cannot attach. If the job had
+        started before its first reconcile by this process, its pods are not reported as new. `labelled`: the pods whose
+        label names the job."""
         self.missing.pop(key, None)
         if not observed.job.spec.trainers.attached:
             for event in pod_events.of_own_trainers(key[1], attached.present(labelled)):

@@ -277,8 +277,8 @@ class Reconciler:
         return True
 
     async def _write(self, key: JobKey, status: DataLoaderJobStatus) -> DataLoaderJobStatus:
-        """Writes a status. If the API server rejects it, leaves out its messages, so that a container's output cannot
-        keep the phase, the counts and the restarts from being written. Returns the status as written."""
+        """Writes a status. If the API server rejects the messages in it, writes it without them. A container's output
+        thus cannot keep the phase, the counts and the restarts from being written. Returns the status as written."""
         try:
             written = await self._write_with_texts(key, status)
         except ApiError as exc:

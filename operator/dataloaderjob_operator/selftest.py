@@ -43,8 +43,8 @@ def lines(job: Mapping[str, Any]) -> list[str]:
 
 
 async def test(client: ApiClient, job: Manifest, timeout_s: float) -> bool:
-    """Applies the job and waits for its end. Returns True if it completed. Raises ApiError, also if an earlier job of
-    that name is not deleted in time."""
+    """Applies the job and waits for its end. Returns True if it completed. Raises ApiError, for instance if an earlier
+    job of that name is not deleted in time."""
     namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
     await _delete(client, namespace, name)
     await client.apply(job)
@@ -75,7 +75,7 @@ async def _watch(client: ApiClient, namespace: str, name: str, timeout_s: float)
 
 
 async def _read(client: ApiClient, namespace: str, name: str) -> Manifest | None:
-    """Reads the job. Returns None also if the API server does not answer, because the test has its own timeout."""
+    """Reads the job. Also returns None while the API server does not answer, because the test has its own timeout."""
     try:
         return await client.read(namespace, (KIND, name))
     except ApiError as exc:

@@ -1,7 +1,7 @@
 """Attached pods, which other controllers create. Their label makes them trainers of a job. Pure.
 
 The operator does not create, restart or delete such pods. It only reports them. Feeders exist only while pods are
-attached, or were attached recently. A starting pod does not degrade the job. Neither does a pod whose own containers
+attached, and for some time afterwards. A starting pod does not degrade the job. Neither does a pod whose own containers
 fail or whose node is lost, because the pod's controller is responsible for it. A sidecar that fails does degrade the
 job.
 """
@@ -211,7 +211,7 @@ def _own_trouble(pod: Pod) -> Trouble | None:
 
 
 def _with_containers(pod: Pod, *, sidecar: bool) -> Pod:
-    """Returns the pod with part of its status: only the sidecar's if `sidecar` is True, and all but the sidecar's
+    """Returns the pod with only the sidecar's status if `sidecar` is True, and without the sidecar's status
     otherwise."""
     status = pod.get("status") or {}
     init = [c for c in status.get("initContainerStatuses") or () if (c.get("name") == SIDECAR) is sidecar]

@@ -180,8 +180,8 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
 
 @cached_by_job
 def _injection(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
-    """Returns the parts that the admission policy adds to labeled pods. `job`: the job as written, not as reduced while
-    idle. A pod that ends the idleness thus gets the same parts as any other."""
+    """Returns the parts that the admission policy adds to labeled pods. `job`: the job as the user wrote it, even while
+    it is idle. A pod that ends the idleness thus gets the same parts as any other pod."""
     made = injection(job, image=setup.sidecar_image, pull_secrets=setup.sidecar_pull_secrets)
     return for_policy(made)
 

@@ -97,7 +97,7 @@ class Queries:
 
     queries: tuple[EventQuery, ...] = ()
     again_s: float | None = None
-    """Seconds until the next choice; None if nothing is held up."""
+    """Seconds until the next choice of events; None if nothing is held up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -190,8 +190,8 @@ def queries(roles: Iterable[RoleHealth], now: datetime) -> Queries:
 
 
 def meaning(query: EventQuery, events: Iterable[Mapping[str, Any]]) -> Trouble | None:
-    """Returns the problem that the newest warning reports; None if there is no warning, or the object has since
-    recovered."""
+    """Returns the problem that the newest Warning event reports. Returns None if there is no such event, or the object
+    has recovered since."""
     found = sorted(events, key=moment_of)
     warnings = [event for event in found if event.get("type") == "Warning"]
     if not warnings:
@@ -265,7 +265,7 @@ def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) 
 def _trainer_pods(
     observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool], what: str
 ) -> ConditionState:
-    """Returns the state of the trainer pods, which holds if all `replicas` pods satisfy `does`."""
+    """Returns the state of the trainer pods. The state holds if all `replicas` pods satisfy `does`."""
     job = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
     if job is not None and suspended(job):
         name = job["metadata"]["name"]
@@ -353,8 +353,7 @@ def _held_up(observed: Observed, role: Role, found: _Diagnosed) -> Iterator[tupl
 
 
 def _waits_on_node(pod: Mapping[str, Any]) -> datetime | None:
-    """Returns the time since which a pod has had a node but no container. Returns None if it has no node, or already
-    has a container."""
+    """Returns the time since which a pod has had a node but no container; None for any other pod."""
     status = pod.get("status", {})
     placed = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), None)
     if status.get("phase", "Pending") != "Pending" or placed is None or placed.get("status") != "True":

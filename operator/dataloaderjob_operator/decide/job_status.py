@@ -72,9 +72,8 @@ def _started_at(observed: Observed, result: StageResult, now: datetime) -> str |
 def _scheduled_at(
     observed: Observed, result: StageResult, queue: QueuedRole | None, now: datetime
 ) -> str | None:
-    """Returns the time since which no part of the job has waited in a queue. Returns None while a part waits, or the
-    job is suspended. Returns None also while a job for attached trainers has no pods, because nothing waits for the
-    job."""
+    """Returns the time since which no part of the job has waited in a queue. Returns None while a part waits, while the
+    job is suspended, and while a job for attached trainers has no pods."""
     nobody = observed.job.spec.trainers.attached and not attached.pods(observed)
     if result.stage in HELD or queue is not None or nobody:
         return None

@@ -1,6 +1,6 @@
 """The translation of the API server's message about a refused child into a message about the job's own fields. Pure.
 
-A field's path is followed through the child and through the user's template in parallel. List entries are matched by
+The module follows a field's path through the child and the user's template in parallel. It matches list entries by
 their identifying field, because the operator's own entries come before the user's.
 """
 

@@ -1,8 +1,8 @@
 """Labeled pods that were refused at creation, read from the events of their controllers. Pure.
 
-With an admission policy, and with injected files, neither the operator nor the injector sees such a pod. However, its
-controller reports the refusal in a Warning event. The operator therefore reads these events in the namespaces of jobs
-with attached trainers.
+If an admission policy or an injected file adds the sidecar, neither the operator nor the injector sees a refused pod.
+However, the pod's controller reports the refusal in a Warning event. The operator therefore reads these events in the
+namespaces of jobs with attached trainers.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ from dataloaderjob_operator.decide.pod_troubles import (
 LONGEST_PAUSE_S = 300.0
 """Maximum pause before a restart, in seconds; equal to the kubelet's for containers."""
 MAX_DISRUPTIONS = 50
-"""Number of consecutive disruptions without progress after which a job fails. With the pauses between them, they take
-four hours."""
+"""Number of consecutive disruptions without progress after which a job fails. The disruptions and the pauses between
+them then take four hours."""
 FORGETS_AFTER_S = 600.0
 """Seconds for which trainers must run and take batches until earlier restarts are forgotten."""
 AGAIN_S = 30.0
@@ -105,7 +105,8 @@ def tally_of(observed: Observed) -> Tally:
 
 
 def counted(observed: Observed, kind: FailureKind, now: datetime) -> Tally:
-    """Returns the counts after this failure, and the time of the next attempt. The first disruption causes no pause."""
+    """Returns the counts after this failure, and the time of the next attempt. After the first disruption, there is no
+    pause."""
     before, first_s = tally_of(observed), observed.job.spec.trainers.own.failure_policy.backoff_seconds
     is_disruption = kind is FailureKind.IGNORED
     failures, disruptions = before.failures + (not is_disruption), before.disruptions + is_disruption
@@ -148,8 +149,8 @@ def makes_progress(observed: Observed) -> bool:
 
 
 def stuck_at(pod: Pod) -> datetime | None:
-    """Returns the time from which the operator no longer waits for a pod that is being deleted; None if the pod is not
-    being deleted."""
+    """Returns the time from which the operator no longer waits for a pod that is being deleted; None for any other
+    pod."""
     metadata = pod["metadata"]
     if not leaving(pod):
         return None
@@ -218,7 +219,7 @@ def _given_up(observed: Observed, job: Pod, now: datetime) -> bool:
 
 
 def _stuck_at(observed: Observed, job: Pod) -> list[datetime | None]:
-    """Returns the time from which the operator no longer waits, for each pod of a Job being deleted. If the Job has no
+    """Returns the times from which the operator no longer waits for the pods of a Job being deleted. If the Job has no
     pods, returns the time for the Job itself."""
     labels = job["metadata"].get("labels", {})
     attempt = labels.get(names.LABEL_ATTEMPT, str(observed.attempt))

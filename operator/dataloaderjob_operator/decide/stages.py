@@ -53,7 +53,7 @@ class ChildPart(StrEnum):
 
 
 ATTACHED = frozenset({Stage.WAITING, Stage.SERVING, Stage.IDLE})
-"""Stages that only a job with attached trainers can have, in addition to the stages of all jobs."""
+"""Stages that only jobs with attached trainers have."""
 AT_WORK = frozenset({Stage.RUNNING, *ATTACHED})
 """Stages in which the operator neither starts nor ends the job as a whole."""
 MOVING = frozenset({Stage.STARTING, Stage.RESTARTING, Stage.SUSPENDING})

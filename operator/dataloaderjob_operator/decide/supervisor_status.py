@@ -23,7 +23,7 @@ MAX_SIDECARS = 1024
 MAX_RANKS = 1_000_000
 MAX_NAME = 253
 MAX_CONTAINERS = 16_384
-"""Maximum number of objects and lists in a status. A brief status of 1,024 sidecars has 2,100."""
+"""Maximum number of objects and lists in a status. A brief status of 1,024 sidecars contains 2,100 of them."""
 MAX_VALUES = 65_536
 _NAME_NBYTES = 8
 _COUNTERS = struct.Struct(f"<{len(READ)}Q")
@@ -71,8 +71,8 @@ def readings(message: Mapping[str, Any]) -> Readings:
 
 
 def pack(found: Readings) -> bytes:
-    """Packs the counters of sidecars. For a thousand sidecars, they take 110 KB. As Python objects, they would take
-    twenty times as much."""
+    """Packs the counters of sidecars. The packed counters of a thousand sidecars take 110 KB. As Python objects, they
+    would take twenty times as much."""
     return b"".join(
         hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=_NAME_NBYTES).digest()
         + _COUNTERS.pack(*(counters[counter] for counter in READ))

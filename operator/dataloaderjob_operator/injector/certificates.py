@@ -24,7 +24,7 @@ RENEW_DAYS = 30
 """Number of days before expiry at which a certificate is renewed. The authority is renewed so early that its
 certificates always have their full validity."""
 SKEW = timedelta(hours=1)
-"""Time between the start of a certificate's validity and its creation, to allow for slow clocks."""
+"""A certificate is valid from this long before its creation, to allow for slow clocks."""
 FIELDS = ("ca.crt", "ca.key", "tls.crt", "tls.key")
 PREVIOUS = "previous.crt"
 COMMON_NAME = "dataloaderjob injector"
@@ -40,7 +40,7 @@ class Renewal(Enum):
 
 
 class BadCertificates(Exception):
-    """The error if the stored certificates cannot be read."""
+    """The stored certificates cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -45,7 +45,7 @@ MERGE_PATCH = "application/json-patch+json"
 
 
 class CannotKeep(Exception):
-    """The error if the certificates cannot be read or written at the moment."""
+    """The certificates cannot be read or written at the moment."""
 
 
 def empty_context() -> ssl.SSLContext:

@@ -284,8 +284,8 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
 
 
 def tls(job: DataLoaderJob) -> dict[str, Any]:
-    """Returns the setting for the folder with a pod's certificates; empty without TLS, as in releases that do not have
-    TLS."""
+    """Returns the setting for the folder with a pod's certificates; empty if the job does not use TLS, as in releases
+    without TLS."""
     return {"tls_folder": TLS_FOLDER} if job.spec.loader.tls else {}
 
 
@@ -328,7 +328,7 @@ def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
 
 def tasks(job: DataLoaderJob) -> dict[str, Any]:
     """Returns the settings for Ray tasks of user code; empty if the manifest leaves no room for tasks, as in releases
-    that do not have tasks."""
+    without tasks."""
     found = job.spec.ray.own.room()
     return {"tasks": dataclasses.asdict(found)} if found.cpus else {}
 

@@ -28,7 +28,7 @@ CPU_SHARE, MEMORY_SHARE = 5, 8
 LEAST_NBYTES = 128 * 1024**2
 """Minimum memory of the supervisor. Its two processes start with 23 MB each."""
 RAY_VOLUME = f"{RESERVED_PREFIX}token"
-"""Volume with the part of the Secret for Ray's container."""
+"""Volume with the part of the Secret that Ray's container gets."""
 TMP: Manifest = {"name": f"{RESERVED_PREFIX}supervisor", "mountPath": "/tmp"}  # noqa: S108  a volume of the container's own
 """The supervisor's own /tmp. Python loads packages from the home folder, so Ray's container must not be able to write
 to it."""

@@ -272,8 +272,7 @@ class _Last(dict[K, V]):
 
 
 def owner_of(thing: Manifest) -> JobKey | None:
-    """Returns the key of a job, or of the job that an object's label names. Returns None if the object has no such
-    label."""
+    """Returns the key of a job, or of the job that an object's label names; None if the object has no such label."""
     metadata = thing["metadata"]
     name = metadata["name"] if thing["kind"] == KIND else metadata.get("labels", {}).get(LABEL_JOB)
     return None if name is None else (metadata.get("namespace", ""), name)
@@ -327,7 +326,7 @@ def _status(found: Any) -> DataLoaderJobStatus:
 
 
 def _leave_out(thing: Any, place: Sequence[str | int]) -> None:
-    """Removes the value at a path. If there is no such value, removes its container instead."""
+    """Removes the value at a path. If there is no such value, removes the value that should contain it."""
     inside = thing
     for depth, step in enumerate(place[:-1]):
         try:

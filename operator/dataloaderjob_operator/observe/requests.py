@@ -1,9 +1,9 @@
-"""The record of the requests that kopf sends for its watches. Hooks in kopf's HTTP session keep it. It shows which
+"""The record of the requests that kopf sends for its watches, kept by hooks in kopf's HTTP session. It shows which
 watches are open and which lists were repeated. kopf itself reports neither, because its tasks survive every lost
 connection.
 
-A repeated list reports the objects that exist, but not those that are gone. If it did not report a known object by the
-time its watch opens, the operator requests a list of its own.
+A repeated list reports the objects that exist, but not those that are gone. If a known object is not reported before
+the watch opens, the operator requests a list of its own.
 """
 
 from __future__ import annotations

@@ -41,8 +41,8 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 POLLS_PER_S = 60
-"""Maximum number of polls per second of supervisors that are settled, over all jobs. With more than 600 jobs, each
-supervisor is polled less often."""
+"""Maximum number of polls of settled supervisors per second, over all jobs. With more than 600 jobs, each supervisor is
+polled less often."""
 UNSETTLED_PERIOD_S = 4.0
 """Seconds between polls while feeders are starting, or after a trainer has failed."""
 MIN_INTERVAL_S = 2.0
@@ -55,8 +55,8 @@ TICK_S = 0.5
 MAX_CONCURRENT = 64
 """Maximum number of concurrent polls. Each poll takes 0.5 ms of CPU time."""
 METRICS_PER_S = 2
-"""Maximum number of reconciles per second only for metrics, over all jobs. With more than 120 jobs, each job's metrics
-are written less often than once a minute."""
+"""Maximum number of metrics-only reconciles per second, over all jobs. With more than 120 jobs, each job's metrics are
+written less often than once a minute."""
 RATES_SPAN_S = 8.0
 """Minimum time span over which rates are computed. Over a shorter span, single batches would dominate."""
 MAX_STATUS_NBYTES = 1024 * 1024
@@ -67,7 +67,7 @@ MAX_ANSWER_NBYTES = 64 * 1024
 LARGE_NBYTES = 64 * 1024
 """Size above which answers are parsed one at a time, in a thread."""
 MAX_KEPT_NBYTES = 32 * 1024 * 1024
-"""Maximum memory for the sidecars' counters of all jobs."""
+"""Maximum memory for the counters of all jobs' sidecars."""
 MAX_WHY = 1000
 HUNG_S = 180.0
 """Seconds of silence after which a supervisor that has answered before counts as hung, while its pod is ready."""
@@ -305,9 +305,7 @@ class SupervisorPoller:
         job.due = time.monotonic() + UNSETTLED_PERIOD_S
         if job.misses < MAX_MISSES:
             return
-        if (
-            job.status is not None and job.status.silent
-        ):  # silence is reported only once, even if its reason changes
+        if job.status is not None and job.status.silent:  # reported only once, even if the reason changes
             if not job.status.hung and self._hangs(job):
                 log.warning("%s/%s: the supervisor is hung; replacing its pod", *key)
                 job.status = replace(job.status, hung=True)
@@ -337,7 +335,7 @@ def _judged(job: _Job) -> tuple[str, int] | None:
 
 
 async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) -> _Status:
-    """Receives a supervisor's status. Sends the wanted number of feeders if the supervisor keeps a different one.
+    """Receives a supervisor's status. Sends the wanted number of feeders if the supervisor keeps a different number.
 
     Raises OSError, EOFError, DataLoaderJobError.
     """

@@ -42,8 +42,8 @@ SWEEP_S = 600.0
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """A storage that disables kopf's own tracking of changes. No handler of the operator uses it, and it took a fifth
-    of the CPU time of a cold start."""
+    """A storage that disables kopf's own tracking of changes. No handler of the operator uses this tracking, which took
+    a fifth of the CPU time of a cold start."""
 
     def build(
         self,
@@ -84,9 +84,9 @@ def registry(
     cache: Cache, changed: Callable[[JobKey, bool], None], gone: Callable[[JobKey], None],
     received: Callable[[str, str], None], requests: Requests,
 ) -> kopf.OperatorRegistry:  # fmt: skip
-    """Registers handlers that only put received objects into the cache. `changed` is called with a job, and True if the
-    job itself changed or False if a child did. `gone` is called with a job, and `received` with the kind and uid of
-    each object. `requests` records kopf's requests."""
+    """Registers handlers that only put received objects into the cache. `changed` is called with a job and a flag: True
+    if the job itself changed, False if a child did. `gone` is called with a job, and `received` with the kind and uid
+    of each object. `requests` records kopf's requests."""
     made = kopf.OperatorRegistry()
 
     async def note(event: Any, resource: Any, **_: Any) -> None:
@@ -148,7 +148,7 @@ async def sweep(
     """Lists all objects of these kinds again, to find changes that the watches missed. Adds unknown objects. Drops
     objects that are gone, because a watch that reconnects reports only existing ones.
 
-    Raises ApiError, and then leaves the kinds that are not listed yet unchanged.
+    Raises ApiError. Kinds that are not listed by then stay unchanged.
     """
     listed = {kind: paths for kind, paths in list_paths(namespaces).items() if kind in kinds}
     for kind, paths in listed.items():
