@@ -21,8 +21,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Given:
-    """The arguments of a call. Two jobs are equal only if they are the same object, because the cache of jobs returns
-    the same object until the job changes."""
+    """The arguments of a call. Jobs are compared by identity, because the cache of jobs returns the same object until a
+    job changes."""
 
     job: DataLoaderJob
     more: tuple[Any, ...]

@@ -5,8 +5,8 @@ The name of a job's Secret contains the job's uid. A name conflict therefore mea
 exists. Pods need this Secret only when they start, and a deleted Secret is recreated in time for them.
 
 The Secret of attached pods, however, is named after the job alone. A name conflict may therefore be with someone else's
-Secret, or with the Secret of an earlier job that is not yet garbage collected. So the operator retries while the job is
-new, and while sidecars run without reaching the supervisor.
+Secret, or with the Secret of an earlier job that has not been garbage-collected yet. So the operator retries while the
+job is new, and while sidecars run without reaching the supervisor.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The kinds of objects that the operator handles, one row each. A row has the kind's path in the API, the way in which
-the operator learns of changes, the rule for comparing a live object with the wanted one, and the parts that the cache
-keeps. Pure.
+"""The kinds of objects that the operator handles, one row each. A row has the kind's path in the API, and the parts
+that the cache keeps. It also sets how the operator learns of changes, and how it compares a live object with the wanted
+one. Pure.
 
 To add a kind of child, or a watch, add a row here, and add its permissions to the chart's `dataloaderjob.rules`.
 
@@ -273,8 +273,8 @@ def manifest_to_send(desired: Manifest, live: Mapping[str, Any] | None) -> Manif
 
 
 def keep_template(desired: Manifest, live: Mapping[str, Any]) -> Manifest:
-    """Returns the manifest, with the live template if another version of the operator built it and the user's part is
-    the same. So an upgrade of the operator keeps the pods."""
+    """Puts the live template into the manifest if another version of the operator built it and the user's part is the
+    same. An upgrade of the operator thus keeps the pods."""
     ours, theirs = (_template(thing) for thing in (desired, live))
     if ours is None or theirs is None:
         return desired

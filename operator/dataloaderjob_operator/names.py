@@ -42,8 +42,8 @@ class Role(StrEnum):
 
 
 def unique(namespace: str, job: str, uid: str) -> str:
-    """Returns the name that identifies the job on its connections. An earlier job of the same object name had a
-    different one."""
+    """Returns the name that identifies the job on its connections. No earlier job had this name, even if it had the
+    same object name."""
     return f"{namespace}/{job}/{uid}"
 
 

@@ -6,7 +6,7 @@ A key waits longer each time that its processing fails. An event shortens the wa
 removed the cause.
 
 Jobs that a user changed go first, and the number of other jobs being processed is limited. The API server then answers
-the requests for the user's change in a tenth of the time that it takes under 32 concurrent requests.
+ten times as fast as under 32 concurrent requests.
 
 A single loop takes the keys. If workers took them, each key would wake all waiting workers.
 """

@@ -1,8 +1,8 @@
 """Attached pods, which other controllers create. Their label makes them trainers of a job. Pure.
 
 The operator does not create, restart or delete such pods. It only reports them. Feeders exist only while pods are
-attached, and for some time afterwards. A starting pod does not degrade the job. Neither does a pod whose own containers
-fail or whose node is lost, because the pod's controller is responsible for it. A sidecar that fails does degrade the
+attached, and for some time afterwards. A starting pod does not degrade the job. Neither does a failure of a pod's own
+containers or of its node, because the pod's controller is responsible for these. A failing sidecar does degrade the
 job.
 """
 

@@ -194,7 +194,8 @@ def not_understood(error: Exception) -> str:
 def _counted(
     observed: Observed, status: DataLoaderJobStatus, now: datetime, *, only_counts: bool
 ) -> tuple[DataLoaderJobStatus, float | None]:
-    """Returns the status to write, and the seconds until newer counts may be written; None if no write is postponed."""
+    """Returns the status to write, and the seconds until newer counts may be written. The seconds are None if no write
+    is postponed."""
     if observed.written_at is None or status == observed.status or not only_counts:
         return status, None
     wait_s = _wait_s(COUNTS_EVERY_S, observed.written_at, now)
@@ -219,8 +220,8 @@ def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
 def _loader(
     observed: Observed, result: StageResult, found: Parts, now: datetime, *, changes: bool
 ) -> tuple[LoaderStatus, float | None]:
-    """Returns the metrics to write, and the seconds until newer metrics may be written; None if no write is postponed.
-    `changes`: True if the status is written anyway.
+    """Returns the metrics to write, and the seconds until newer metrics may be written. The seconds are None if no
+    write is postponed. `changes`: True if the status is written anyway.
 
     A job that has ended keeps its last metrics. A suspended job has none. A job whose head does not answer has none
     either, because nothing can measure them.

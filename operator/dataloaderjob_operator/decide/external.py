@@ -104,9 +104,9 @@ def with_actors(observed: Observed, health: Health) -> Health:
 
 
 def ends_s(observed: Observed, now: datetime) -> float | None:
-    """Returns the seconds for which the supervisor's pod is still kept after the job's end, so that the supervisor can
-    end the actors. Returns None if the supervisor has ended the actors or does not answer. In the latter case, they end
-    when their lease expires."""
+    """Returns the seconds for which the supervisor's pod is still kept after the job's end. The supervisor ends the
+    actors in this time. Returns None if the supervisor has ended the actors or does not answer. In the latter case,
+    they end when their lease expires."""
     live = observed.children.get(("Deployment", names.head(observed.job.name)))
     supervisor = observed.supervisor
     if observed.job.spec.ray.external is None or live is None or leaving(live):

@@ -2,9 +2,9 @@
 why. Pure.
 
 The pods' own statuses usually contain the cause (`trouble_of`). Some causes appear only in events, such as volumes that
-cannot be mounted and pods refused by a quota or a policy. The operator does not watch all events of a cluster. It lists
-the events of a few of the job's objects (`queries`), and only if the job does not serve and no status contains the
-cause. `meaning` interprets these events.
+cannot be mounted and pods refused by a quota or a policy. The operator does not watch all events of a cluster. If the
+job does not serve and no status contains the cause, it lists the events of a few of the job's objects (`queries`).
+`meaning` interprets these events.
 """
 
 from __future__ import annotations

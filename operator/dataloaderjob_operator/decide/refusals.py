@@ -73,7 +73,7 @@ _Token = str | int | tuple[str, str]
 
 
 def is_of_the_trial(message: str) -> bool:
-    """Returns True if a pod is refused in a dry run for a reason that may not apply to the job's own pods."""
+    """Returns True if the reason for refusing a pod in a dry run may not apply to the job's own pods."""
     return any(words in message for words in _SAYS_NOTHING)
 
 

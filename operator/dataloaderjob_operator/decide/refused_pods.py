@@ -128,8 +128,8 @@ def explained(refusal: RefusedPod, owner: Manifest | None, job: DataLoaderJob, s
 
 
 def event_of(refusal: RefusedPod, cause: str) -> JobEvent:
-    """Returns the event about a refusal. The event gets a new identity every AGAIN_S seconds. Restarts of the operator
-    do not affect it."""
+    """Returns the event about a refusal. The event gets a new identity every AGAIN_S seconds, regardless of the
+    operator's restarts."""
     text = f"{refusal.kind} {refusal.name} cannot create its pods: {cause}"
     period = int(refusal.at.timestamp() // AGAIN_S)
     once = f"{refusal.uid}/{refusal.cause}/{period}"

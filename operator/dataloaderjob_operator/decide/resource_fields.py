@@ -47,7 +47,8 @@ def want_of_memory(pod: Mapping[str, Any], container: str) -> str:
 
 
 def with_field(message: str, role: Role) -> str:
-    """Adds the field to change to the API server's message, if it says that a quota or a LimitRange rejects a pod."""
+    """Adds the name of the field to change, if the API server's message says that a quota or a LimitRange rejects a
+    pod."""
     if _RESOURCES.search(message) is None:
         return message
     return f"{message}; this pod's resources are set by {_ASKED[role]}"

@@ -167,8 +167,8 @@ def _held(observed: Observed, attempt: int, now: datetime) -> StageResult:
 
 
 def _restarting(observed: Observed, attempt: int, now: datetime) -> StageResult | None:
-    """Returns the result during a pause before an attempt, or the result that starts a new attempt because the current
-    one's Job cannot be deleted. Returns None if neither applies."""
+    """Returns the result for a job that pauses before an attempt. If the current attempt's Job cannot be deleted,
+    returns the result that starts a new attempt. Returns None if neither applies."""
     if restarts.waits_until(observed, now) is not None:
         why = observed.status.condition(ConditionType.PROGRESSING)
         reason, message = ("TrainerFailed", "") if why is None else (why.reason, why.message)

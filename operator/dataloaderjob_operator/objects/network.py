@@ -147,8 +147,7 @@ def _policy(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig, *, s
 
 
 def _from_outside(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig) -> list[Manifest]:
-    """Builds the rules for peers outside the job. Probes need none: they come from the pod's own node, which no policy
-    blocks."""
+    """Builds the rules for peers outside the job. Probes come from the pod's own node, which no policy blocks."""
     rules = [{"from": AMBIENT_PROBES}] if _in_ambient(job, role) else []
     if role is Role.TRAINER and setup.metrics_from:
         metrics = _ports(job, role, [_port(settings.ports(job).metrics)])

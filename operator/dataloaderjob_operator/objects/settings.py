@@ -48,7 +48,7 @@ RAYLET_PORT = 6401
 MASTER_PORT = 29500
 HOST_PORTS = range(20_000, 28_000, 2)
 """First ports of the port pairs for trainers on the host network. They are below the ranges for Services and outgoing
-connections. They avoid dcgm-exporter's port (9400) and the torchrun of other jobs."""
+connections. They avoid dcgm-exporter's port (9400) and the ports of other jobs' torchrun."""
 JOB_KEY = "links"
 """Name of the file with the key of a pod's role. In the job's Secret, this field holds the job's own key."""
 COUNT_FILE = "feeders"

@@ -1,8 +1,8 @@
 """The cache of the last reported state of jobs and their children, updated with the operator's own writes. Pure except
 for the clock.
 
-The cache keeps only the parts of an object that are read (`kinds.transform`), because a cluster may have ten thousand
-pods of jobs.
+The cache keeps only the parts of an object that are read (`kinds.transform`), because a cluster's jobs may have ten
+thousand pods.
 """
 
 from __future__ import annotations
