@@ -5,8 +5,8 @@ one. Pure.
 To add a kind of child, or a watch, add a row here, and add its permissions to the chart's `dataloaderjob.rules`.
 
 The operator sends nothing if a live object already matches the wanted one. The API server fills in defaults and
-normalizes quantities, and others own fields of the same object. The comparison therefore checks only that each field
-that the operator sets has the operator's value.
+normalizes quantities, and other clients own fields of the same object. The comparison therefore checks only that each
+field that the operator sets has the operator's value.
 """
 
 from __future__ import annotations

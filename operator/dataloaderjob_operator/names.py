@@ -82,7 +82,7 @@ def head_service(job: str) -> str:
 
 def _service(job: str, role: str) -> str:
     """Returns the name of a Service. Service names begin with a letter (RFC 1035), but other names may begin with a
-    digit. If the job's name does, the Service gets a name that no other job uses."""
+    digit. If the job's name begins with a digit, the Service gets a name that no other job uses."""
     return f"{role[0]}-{job}-svc" if job[0].isdigit() else f"{job}-{role}"
 
 

@@ -3,7 +3,7 @@ template built by another version of the operator, the sidecar image of a job's 
 head. Pure.
 
 Settings are stored in ConfigMaps that never change (`objects.settings`). A ConfigMap is created when a workload needs
-it, and deleted when none does.
+it, and deleted when no workload needs it.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class RefusedPod:
     cause: str
     """The reason and the remedy, in text that is the same for every attempt."""
     at: datetime
-    """Time of the last attempt."""
+    """Time of the last attempt to create a pod."""
     is_general: bool = False
     """True if pods without the label may be refused with the same message. Only the pod template then shows whether the
     refusal concerns the job."""
