@@ -16,7 +16,7 @@ from dataloaderjob_operator.recorder import EventRecorder
 from dataloaderjob_operator.workqueue import NEVER
 
 MISSING_S = 30.0
-"""Seconds for which pods may wait for their job. Users may apply the pods first."""
+"""Seconds for which pods may wait for their job. Users may apply the pods before the job."""
 
 
 @dataclass(slots=True)

@@ -160,8 +160,8 @@ def _all(
 
 
 def _stalled(result: StageResult, ready: ConditionState) -> ConditionState:
-    """Returns the state of the condition Stalled, with which tools stop waiting for a job. The condition holds if the
-    job failed or its spec must change."""
+    """Returns the state of the condition Stalled. The condition holds if the job failed or its spec must change, so
+    tools need not wait any longer."""
     if result.stage is Stage.FAILED:
         return ConditionState(True, result.reason, result.message)
     if ready.reason in FAULTS:

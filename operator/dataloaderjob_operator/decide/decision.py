@@ -181,7 +181,7 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
 @cached_by_job
 def _injection(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
     """Returns the parts that the admission policy adds to labeled pods. `job`: the job as the user wrote it, even while
-    it is idle. A pod that ends the idleness thus gets the same parts as any other pod."""
+    it is idle. A pod that wakes an idle job thus gets the same parts as any other pod."""
     made = injection(job, image=setup.sidecar_image, pull_secrets=setup.sidecar_pull_secrets)
     return for_policy(made)
 
@@ -319,8 +319,8 @@ def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list
 
 
 def _hung(observed: Observed, wanted: set[Key]) -> list[Key]:
-    """Returns the head's key if the head must be recreated because its supervisor has stopped answering. A head without
-    a pod is already the replacement: the known status comes from its predecessor."""
+    """Returns the head's Deployment if it must be recreated because the supervisor has stopped answering. A head
+    without a pod is already the replacement: the known status comes from its predecessor."""
     key = "Deployment", names.head(observed.job.name)
     live = observed.children.get(key)
     has_pod = any(not leaving(pod) for pod in observed.of_role(names.Role.HEAD))

@@ -1,5 +1,5 @@
 """Jobs whose feeders run on an existing Ray cluster: finding the cluster's address, waiting for it, and refusing a
-cluster whose versions do not match. Pure."""
+cluster with other versions of Ray or Python. Pure."""
 
 from __future__ import annotations
 
@@ -127,8 +127,8 @@ def ray_status(observed: Observed) -> RayStatus:
 
 
 def with_own_fields(job: DataLoaderJob, made: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Replaces the field of the head's resources in the conditions' messages if the job runs on an existing Ray
-    cluster. On such a cluster, another field sets the supervisor's resources."""
+    """Adapts the conditions' messages to an existing Ray cluster, where another field sets the supervisor's
+    resources."""
     if job.spec.ray.external is None:
         return tuple(made)
     return tuple(c.model_copy(update={"message": c.message.replace(HEAD_FIELD, OWN_FIELD)}) for c in made)

@@ -1,5 +1,5 @@
-"""The parts of a job: head, feeders, sidecars and trainers. The state of each part names the failing pod and the cause.
-Pure."""
+"""The parts of a job: the head, the feeders, the sidecars and the trainers. The state of each part names the failing
+pod and the cause. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,8 @@ Parts = Mapping[ConditionType, ConditionState]
 
 
 def parts(observed: Observed, health: Health) -> Parts:
-    """Returns the states of head, feeders, sidecars and trainers, each with the failing pod and the cause."""
+    """Returns the states of the head, the feeders, the sidecars and the trainers, each with the failing pod and the
+    cause."""
     return {
         ConditionType.HEAD_READY: _head(observed, health.head_pods),
         ConditionType.FEEDERS_READY: _feeders(observed, health.feeder_pods),

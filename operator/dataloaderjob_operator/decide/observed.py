@@ -161,8 +161,8 @@ class Observed:
         return [pod for pod in self.pods if role_of(pod) == role]
 
     def serving(self) -> int:
-        """Returns the number of pods whose feeders serve, according to the supervisor. While it is silent, the number
-        cannot rise."""
+        """Returns the number of pods whose feeders serve, according to the supervisor. While the supervisor is silent,
+        the number cannot rise."""
         if self.supervisor is not None and not self.supervisor.silent:
             return self.supervisor.ready // self.job.spec.feeders.processes_per_pod
         if self.job.spec.ray.external is not None:

@@ -76,7 +76,7 @@ def in_use(observed: Observed) -> set[Key]:
 
 def _kept(observed: Observed, child: Manifest) -> Manifest:
     """Returns a workload with its live template if its pods stay. If someone deleted that template's settings, the
-    workload gets the new template: the old settings cannot be recreated, and new pods would wait for them."""
+    workload gets the new template: otherwise, new pods would wait for settings that cannot be recreated."""
     live = observed.children.get(key_of(child))
     if live is None or child["kind"] != "Deployment":
         return child

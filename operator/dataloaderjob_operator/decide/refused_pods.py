@@ -69,7 +69,7 @@ class RefusedPod:
 
     @property
     def source(self) -> Key | None:
-        """The key of the object with the pod template; None if the operator cannot read that object."""
+        """The kind and name of the object with the pod template; None if the operator cannot read that object."""
         if not _NAME.fullmatch(self.name):  # the name becomes part of a path, and anyone may create an event
             return None
         if self.kind == "Job":

@@ -189,7 +189,7 @@ def attach_map(job: DataLoaderJob, setup: OperatorConfig, ended: str) -> Manifes
 
 def with_root_of(setup: OperatorConfig, job: str, uid: str, secret: str | None) -> OperatorConfig:
     """Returns the operator's settings with the root key from which the name of this Secret is derived. Returns them
-    unchanged if the name is derived from neither root key, as for a job of an earlier release."""
+    unchanged if the name is derived from neither root key, for instance for a job from an earlier release."""
     previous = setup.previous_root
     if previous is None or secret is None or secret != names.key_secret(job, uid, previous):
         return setup
@@ -334,7 +334,7 @@ def tasks(job: DataLoaderJob) -> dict[str, Any]:
 
 
 def scratch(job: DataLoaderJob) -> dict[str, int]:
-    """Returns the scratch space in bytes of the job's pods, by the field of the manifest that sets it."""
+    """Returns the scratch space of the job's pods in bytes, by the manifest field that sets it."""
     found = {}
     parts = {"sidecar": job.spec.sidecar.scratch, "feeders": job.spec.feeders.scratch}
     for part, spec in parts.items():
