@@ -43,18 +43,19 @@ from dataloaderjob_operator.workqueue import Workers
 log = logging.getLogger("dataloaderjob_operator")
 
 CHILD_S = 0.3
-"""Delay in seconds between a change to a child, or to the supervisor's report, and the reconcile. Further changes
-during the delay are covered by the same reconcile."""
+"""Seconds from a change to a child, or to the supervisor's report, until the reconcile. The same reconcile covers all
+changes in that time."""
 MAX_CALLS = 25_000
-"""Recursion limit. A job may be nested 10,000 levels deep, and copying it takes two calls per level. A job that kopf
-could not read or copy would end the watch of all jobs. JSON nested 60,000 levels deep fits a thread's stack."""
+"""Recursion limit. A job may be nested 10,000 levels deep, and copying it takes two calls per level. If kopf failed to
+read or copy one job, it would stop watching all jobs. A thread's stack has room for JSON of 60,000 levels."""
 CLOSING_S = 2.0
-"""Seconds within which kopf's generators must close. Closing a generator ends its request to the API server."""
+"""Maximum time in seconds to wait for kopf's generators to close. Closing a generator ends its request to the API
+server."""
 _CLOSING = "async_generator_athrow"
 """CPython's name for the type that an asynchronous generator's `aclose()` returns."""
 _QUIET_TURNS = 5
-"""Number of consecutive iterations of the event loop without a closing task after which no further closing tasks are
-expected. A generator that another generator iterates over is closed two iterations after the outer one."""
+"""Number of consecutive event-loop iterations without a closing task after which all generators count as closed. A
+generator inside another one closes two iterations after the outer one."""
 
 
 def read_root(path: Path) -> bytes:
@@ -76,14 +77,14 @@ def read_roots(options: Options) -> keys.Roots | None:
 
 
 async def run(options: Options, roots: keys.Roots | None) -> None:
-    """Runs the operator until a signal arrives. Raises CancelledError if the signal arrives before the initial list is
-    complete. Raises NoRootKey."""
+    """Runs the operator until a signal arrives. Raises NoRootKey. Raises CancelledError if the signal arrives before
+    the initial list is complete."""
     metrics = Metrics()
     requests = Requests(Cache(), watch.list_paths(options.namespaces))
     health = ProcessHealth(watches=requests.open, expected=requests.expected)
     client = await ApiClient.connect(metrics)
     if (this := asyncio.current_task()) is not None:
-        for number in (signal.SIGTERM, signal.SIGINT):  # kopf sets its own later
+        for number in (signal.SIGTERM, signal.SIGINT):  # kopf sets its own handlers later
             asyncio.get_running_loop().add_signal_handler(number, this.cancel)
     try:
         async with serve(options.metrics_port, metrics, health):

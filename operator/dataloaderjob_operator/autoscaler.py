@@ -51,14 +51,14 @@ class Autoscalers:
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """`supervisor` returns a job's last report, and `version` its resourceVersion. `changed` is called with the key
-        of each job that has a new report."""
+        """`supervisor` returns a job's last report. `version` returns a job's resourceVersion. `changed` is called with
+        the key of each job that has a new report."""
         self._api, self._supervisor, self._version, self._changed = api, supervisor, version, changed
         self._clock = clock
         self._jobs: dict[JobKey, _Job] = {}
         self._others: dict[str, tuple[float, Mapping[str, str] | None]] = {}
-        """The last list of each namespace's autoscalers: the time of the request, and the autoscalers' names by the job
-        that each scales. The names are None if the request failed."""
+        """The last list of each namespace's autoscalers. The tuple holds the time of the request, and a mapping from a
+        job to the autoscaler that scales it. The mapping is None if the request failed."""
 
     def want(self, key: JobKey, target: ScalingTarget | None) -> None:
         """Sets the job's current target. None means that the job must not be scaled."""
@@ -78,7 +78,7 @@ class Autoscalers:
             await asyncio.sleep(TICK_S)
 
     async def tick(self) -> None:
-        """Evaluates the policy of each job that is due."""
+        """Evaluates the policies of all jobs that are due."""
         for key, job in list(self._jobs.items()):
             now = self._clock()
             if job.due > now:
@@ -116,8 +116,8 @@ class Autoscalers:
             self._changed(key)
 
     async def _autoscalers(self, namespace: str, now: float) -> Mapping[str, str] | None:
-        """Returns the names of the namespace's HorizontalPodAutoscalers, by the job that each targets; None if they
-        cannot be listed."""
+        """Returns the namespace's HorizontalPodAutoscalers, as a mapping from a job to the autoscaler that targets it.
+        Returns None if they cannot be listed."""
         at, known = self._others.get(namespace, (float("-inf"), None))
         if now - at < CHECK_S and known is not None:
             return known
@@ -131,7 +131,7 @@ class Autoscalers:
 
 
 def targets(listed: list[Mapping[str, Any]]) -> dict[str, str]:
-    """Returns the names of HorizontalPodAutoscalers, by the DataLoaderJob that each targets."""
+    """Maps each DataLoaderJob to the HorizontalPodAutoscaler that targets it."""
     found = {}
     for item in listed:
         ref = (item.get("spec") or {}).get("scaleTargetRef") or {}

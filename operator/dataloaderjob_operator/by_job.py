@@ -21,8 +21,8 @@ R = TypeVar("R")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Given:
-    """The arguments of a call. Two jobs are equal only if they are the same object, because the cache of jobs returns
-    the same object until the job changes."""
+    """The arguments of a call. Jobs are compared by identity, because the cache of jobs returns the same object until a
+    job changes."""
 
     job: DataLoaderJob
     more: tuple[Any, ...]
@@ -39,8 +39,8 @@ class _Given:
 def cached_by_job(
     make: Callable[Concatenate[DataLoaderJob, P], R],
 ) -> Callable[Concatenate[DataLoaderJob, P], R]:
-    """Caches the results of `make` for the RECENT most recently used jobs. Callers must not modify the results. The
-    arguments after the job must be positional, and are compared by value."""
+    """Caches the results of `make` for the RECENT most recently used jobs. Callers must not modify the results.
+    Arguments after the job must be positional, and are compared by value."""
 
     @lru_cache(RECENT)
     def made(given: _Given) -> R:

@@ -1,9 +1,9 @@
-"""The writer that creates, changes and deletes the children of jobs on the API server. It uses server-side apply, and
+"""The writer that creates, changes and deletes the children of jobs on the API server. It uses server-side apply. It
 remembers a refusal until the API server accepts the child.
 
 Before a job has any pods, the children built from the user's templates are applied as a dry run. A pod from each
-template is then created as a dry run as well, because LimitRanges and Pod Security check only pods. If the API server
-refuses any of them, nothing is created, so no head or feeder waits for trainers that cannot exist.
+template is also created as a dry run, because LimitRanges and Pod Security check only pods. If the API server refuses
+any of them, nothing is created. Otherwise, the head and the feeders might wait for trainers that cannot exist.
 """
 
 from __future__ import annotations
@@ -25,22 +25,21 @@ from dataloaderjob_operator.observe.cache import Cache, JobKey
 log = logging.getLogger(__name__)
 
 FOR_GOOD = frozenset({400, 403, 422})
-"""Status codes of errors that a retry cannot fix; these errors are reported to the user."""
+"""Status codes of errors that a retry cannot fix. These errors are reported to the user at once."""
 NOT_OURS = "NotOurs"
-"""The operator's own error reason for a child with a name that another object already has. Other conflicts are
-temporary."""
+"""The operator's own error reason if another object already has the child's name. Other conflicts are temporary."""
 NOT_TYPED = (
     "field not declared in schema",
     "failed to create typed patch object",
     "failed to convert new object",
 )
-"""Messages about a template with an unknown field, or a field of the wrong type. The API server sends them with status
-code 500."""
+"""Parts of the API server's messages about a template with an unknown field, or a field of the wrong type. These
+messages come with status code 500."""
 NOT_NOW = frozenset({0, 429})
-"""Codes of errors that mean that the API server accepts no requests at the moment."""
+"""Error codes that mean that the API server accepts no requests at the moment."""
 REPETITIONS = 3
-"""Number of consecutive errors for one child after which any error is reported to the user. A failing webhook may
-recover before then."""
+"""Number of consecutive errors for one child after which even a temporary error is reported to the user. A failing
+webhook may recover before then."""
 
 
 @dataclass(slots=True)
@@ -58,14 +57,14 @@ def _version(thing: Manifest) -> str:
 
 @dataclass(slots=True)
 class ChildWriter:
-    """The writer, which creates, changes and deletes children."""
+    """A writer that creates, changes and deletes children."""
 
     api: ApiClient
     cache: Cache
     secrets: JobSecrets = field(init=False)
     refusals: dict[JobKey, dict[Key, Refusal]] = field(default_factory=dict)
     fitting: dict[JobKey, dict[Key, tuple[str, str]]] = field(default_factory=dict)
-    """Children that need no write, each with its version and the hash of the manifest that it matches."""
+    """Children that already match their manifests, each with its resourceVersion and the manifest's hash."""
 
     def __post_init__(self) -> None:
         self.secrets = JobSecrets(self.api)
@@ -77,7 +76,7 @@ class ChildWriter:
         self.secrets.forget(key)
 
     def refused(self, key: JobKey) -> str:
-        """Returns the message about the first refused child, for the user; empty if no child is refused."""
+        """Returns the message for the user about the first refused child; empty if no child is refused."""
         found = self.refusals.get(key, {}).values()
         return next((refusal.text for refusal in found if refusal.reported), "")
 
@@ -96,8 +95,8 @@ class ChildWriter:
         self, key: JobKey, observed: Observed, wanted: Sequence[Manifest], *, later: Sequence[Manifest] = (),
         begun: bool,
     ) -> bool:  # fmt: skip
-        """Applies children that are missing or differ. `later`: children that are included in the dry run but not
-        created yet. `begun`: True if the job already has a child with pods. Returns True if anything was written.
+        """Applies the children that are missing or differ from their manifests. `later`: children to include only in
+        the dry run. `begun`: True if the job already has a child with pods. Returns True if anything was written.
 
         Raises the first ApiError, after applying all other children. If the API server refuses a dry run, nothing is
         applied.
@@ -134,7 +133,7 @@ class ChildWriter:
                 if refusals.NO_DRY_RUN in exc.message:
                     continue
                 if await self.api.read(key[0], key_of(manifest)) is not None:
-                    continue  # applying it will show who owns it
+                    continue  # the real apply will show who owns it
                 self._note(key, job, manifest, exc)
                 first = first or exc
         if first is not None:
@@ -151,7 +150,7 @@ class ChildWriter:
             ) from exc
 
     def _note(self, key: JobKey, job: DataLoaderJob, manifest: Manifest, error: ApiError) -> None:
-        """Remembers a refusal. Raises the error if the API server accepts no requests at the moment."""
+        """Remembers a refusal. Raises the error again if the API server accepts no requests at the moment."""
         if error.code in NOT_NOW:
             raise error
         known = self.refusals[key].get(key_of(manifest))
@@ -190,12 +189,12 @@ class ChildWriter:
         self.cache.put_written(made)
         if found is None or _version(made) != _version(found):
             return True
-        fits[child] = now  # the API server alters what was applied, so the two always differ
+        fits[child] = now  # the API server alters what was applied, so the child never equals its manifest
         return False
 
     async def _unobserved(self, namespace: str, child: Key, wanted: Manifest) -> Manifest | None:
         """Reads a child that no watch has reported, perhaps because it is new. Raises ApiError if the child belongs to
-        someone else, because applying the manifest would take over that child."""
+        someone else: applying the manifest would take it over."""
         found = await self.api.read(namespace, child)
         if found is None:
             return None

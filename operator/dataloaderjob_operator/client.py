@@ -23,9 +23,9 @@ from dataloaderjob_operator.write_gate import WriteGate
 
 JSON = "application/json"
 APPLY = "application/apply-patch+yaml; charset=utf-8"
-"""The content type of server-side apply. Its charset makes the client library send the body unchanged. Without the
-charset, the library sends JSON in ASCII. The API server then refuses every character beyond U+FFFF, because it accepts
-escapes for these characters only in bodies declared as JSON."""
+"""The content type of server-side apply. The charset makes the client library send the body unchanged. Without it, the
+library would escape the body to ASCII. The API server would then refuse characters beyond U+FFFF, because it accepts
+their escapes only in bodies declared as JSON."""
 MERGE = "application/merge-patch+json"
 TIMEOUT_S = 30.0
 CHUNK = 100
@@ -35,7 +35,7 @@ SILENT_S = 150.0
 MAX_EVENTS = 100
 """Maximum number of events listed for one object. A starting pod has about ten."""
 WARNINGS_CHUNK, MAX_WARNINGS = 500, 2000
-"""Number of warnings per page, and maximum number of warnings listed for one namespace. A warning takes about 1 kB."""
+"""Number of Warning events per page, and maximum number listed for one namespace. A Warning event takes about 1 kB."""
 _SURROGATES = re.compile("[\ud800-\udfff]")
 _NOT_IN_YAML = re.compile("[\x7f-\x9f\u2028\u2029\ufeff\ufffe\uffff]")
 """Characters that YAML 1.1 does not accept unescaped. `json` itself escapes characters below U+0020."""
@@ -58,12 +58,11 @@ class ApiClient:
     writes: int = 0
     metrics: Metrics = field(default_factory=Metrics)
     gate: WriteGate = field(default_factory=WriteGate)
-    """The gate for writes, which is shut while this operator must not write."""
+    """The gate for writes. It is shut while this operator must not write."""
 
     @classmethod
     async def connect(cls, metrics: Metrics | None = None) -> ApiClient:
-        """Creates a client that uses the service account if this process runs in a pod, and the kubeconfig
-        otherwise."""
+        """Creates a client. It uses the service account if this process runs in a pod, and the kubeconfig otherwise."""
         configuration = kubernetes.Configuration()
         try:
             config.load_incluster_config(client_configuration=configuration)
@@ -114,8 +113,8 @@ class ApiClient:
     async def apply_status(
         self, namespace: str, name: str, version: str, status: Mapping[str, Any]
     ) -> Manifest:
-        """Applies a job's status. Returns the whole job. Raises ApiError with 409 if the job has a different
-        resourceVersion, for instance because the job was recreated."""
+        """Applies a job's status. Returns the whole job. Raises ApiError with code 409 if the job's resourceVersion
+        differs, for instance because the job was recreated."""
         body = {
             "apiVersion": API_VERSION, "kind": KIND,
             "metadata": {"name": name, "namespace": namespace, "resourceVersion": version}, "status": dict(status),
@@ -123,8 +122,8 @@ class ApiClient:
         return await self._apply("apply_status", body, below="/status", fieldManager=f"{MANAGER}-status")
 
     async def delete(self, namespace: str, key: Key, uid: str = "") -> Manifest | None:
-        """Deletes an object with foreground propagation, if it has this uid. Returns the object while its deletion is
-        in progress; None if it is gone."""
+        """Deletes an object with foreground propagation, if it has this uid. Returns the object while it is being
+        deleted; None if it is gone."""
         kind = key[0]
         try:
             how = {"propagationPolicy": "Foreground", "preconditions": {"uid": uid} if uid else {}}
@@ -152,7 +151,7 @@ class ApiClient:
         return list(page["items"])
 
     async def warnings(self, namespace: str) -> list[Manifest]:
-        """Lists the warnings in a namespace, at most MAX_WARNINGS."""
+        """Lists the Warning events in a namespace, at most MAX_WARNINGS."""
         found = list[Manifest]()
         query = {"fieldSelector": "type=Warning", "limit": str(WARNINGS_CHUNK)}
         async for event in self.list(_path(namespace, "Event"), **query):
@@ -167,14 +166,14 @@ class ApiClient:
         return [item async for item in self.list(path, limit=str(MAX_EVENTS))]
 
     async def scale(self, namespace: str, name: str, version: str, replicas: int) -> None:
-        """Sets the number of a job's feeder pods. Raises ApiError with 409 if the job has a different
-        resourceVersion."""
+        """Sets the number of a job's feeder pods. Raises ApiError with code 409 if the job's resourceVersion
+        differs."""
         body = {"metadata": {"resourceVersion": version}, "spec": {"replicas": replicas}}
         path = _path(namespace, KIND, name) + "/scale"
         await self._write((KIND, "scale"), "PATCH", path, body, MERGE, fieldManager=MANAGER)
 
     async def list(self, path: str, **query: str) -> AsyncIterator[Manifest]:
-        """Yields all objects of a kind, which are requested page by page."""
+        """Yields all objects of a kind, requesting one page at a time."""
         while True:
             page = await self._request("GET", path, **query)
             for item in page["items"]:
@@ -184,7 +183,7 @@ class ApiClient:
             query = {**query, "continue": rest}
 
     async def request(self, method: str, path: str, body: Any = None, kind: str = JSON) -> Manifest:
-        """Sends a request about an object that does not belong to a job. Returns the object from the response."""
+        """Sends a request about an object that does not belong to a job. Returns the object in the response."""
         return await self._request(method, path, body, kind)
 
     async def get(self, path: str) -> Manifest:
@@ -202,8 +201,8 @@ class ApiClient:
             query = {**query, "continue": rest}
 
     async def watch(self, path: str, seconds: int, **query: str) -> AsyncIterator[Manifest]:
-        """Yields the events of a watch until the API server ends it. Raises ApiError, including for events that report
-        an error."""
+        """Yields the events of a watch until the API server ends it. Raises ApiError if a request fails, or if an event
+        reports an error."""
         query |= {"watch": "true", "allowWatchBookmarks": "true", "timeoutSeconds": str(seconds)}
         timeout = aiohttp.ClientTimeout(total=seconds + 30, sock_read=SILENT_S)
         sent = await self.api.param_serialize(
@@ -281,12 +280,12 @@ def _event(line: bytes) -> Manifest:
 
 
 def apply_body(value: Any) -> bytes:
-    """Returns JSON that has the same meaning when it is parsed as YAML.
+    """Returns JSON that means the same when it is parsed as YAML.
 
-    The API server reads the body of a server-side apply as YAML. JSON is a subset of YAML except in strings. In
-    strings, YAML rejects escaped surrogate pairs and some unescaped characters, and it turns unusual line endings into
-    spaces. A character is therefore sent as UTF-8 if YAML accepts it, and escaped otherwise. A lone surrogate is valid
-    in neither format, and is replaced.
+    The API server reads the body of a server-side apply as YAML. JSON is a subset of YAML except in strings. YAML
+    rejects escaped surrogate pairs and some unescaped characters, and turns unusual line endings into spaces. A
+    character is therefore sent as UTF-8 if YAML accepts it, and escaped otherwise. A lone surrogate is valid in neither
+    format, and is replaced.
     """
     text = _SURROGATES.sub(UNKNOWN, json.dumps(value, ensure_ascii=False))
     return _NOT_IN_YAML.sub(lambda found: f"\\u{ord(found[0]):04x}", text).encode()
@@ -301,7 +300,7 @@ def _message(text: bytes) -> str:
 
 
 def _field(status: bytes, name: str) -> str | None:
-    """Returns a field of the Status object that the API server sends for an error; None if the field is missing."""
+    """Returns a field of the Status object that the API server sends with an error; None if the field is missing."""
     try:
         return str(json.loads(status)[name])
     except (ValueError, KeyError, TypeError):

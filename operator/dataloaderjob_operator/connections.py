@@ -1,5 +1,5 @@
-"""The connections to the operator's port for probes and metrics. Their number is limited, and each has a few seconds
-for one request. aiohttp itself would keep a connection open even if its request never completes."""
+"""The connections to the operator's port for probes and metrics. Their number is limited, and each connection has a few
+seconds for one request. aiohttp alone would keep a connection open even if its request never completes."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ TIMEOUT_S = 5.0
 """Seconds that a request and its response may take. Kubernetes' probes time out after one second by default. Formatting
 the metrics takes 10 ms."""
 MAX_CONNECTIONS = 512
-"""Maximum number of open connections. Beyond it, the oldest connection from the address with the most connections is
-closed."""
+"""Maximum number of open connections. Beyond this number, the oldest connection from the address with the most
+connections is closed."""
 BACKLOG = 1024
 SWEEP_S = 0.5
 ACCEPT_PAUSE_S = 0.1
-"""Pause after a failure to accept a connection, for example because no file descriptor is free."""
+"""Seconds to pause after a failure to accept a connection, for example because no file descriptor is free."""
 
 
 @dataclass(slots=True, eq=False)
@@ -41,7 +41,7 @@ class Connections:
         return len(self._open)
 
     def add(self, transport: asyncio.Transport, address: str, now: float) -> None:
-        """Adds a connection. Others may be closed to make room."""
+        """Adds a connection. Closes others if there are too many."""
         if len(self) >= MAX_CONNECTIONS:
             self.sweep(now)
         if len(self) >= MAX_CONNECTIONS:

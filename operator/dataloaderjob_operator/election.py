@@ -1,11 +1,12 @@
-"""Leader election: if there are several operators, only the one that holds the Lease in their namespace is
-active.
+"""Leader election. If several operators run in a namespace, only the one that holds the Lease is active.
 
 The client library implements the protocol: who holds the Lease, and for how long without a renewal. This module adds
-the rest. A request that hangs or fails counts as a failed attempt. An operator that exits releases the Lease, so that
-its successor need not wait. An operator that finds another holder exits immediately. An operator that cannot renew the
-Lease in time writes nothing until it holds the Lease again, and resumes if no other operator held it in the meantime. A
-stalled control plane therefore does not end an operator that works alone.
+the rest. A request that hangs or fails counts as a failed attempt. An operator that exits releases the Lease, so its
+successor need not wait. An operator that finds another holder exits immediately.
+
+An operator that cannot renew the Lease in time writes nothing until it holds the Lease again. It then resumes, unless
+another operator held the Lease in the meantime. A stalled control plane therefore does not end an operator that works
+alone.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from dataloaderjob_operator.write_gate import WriteGate
 log = logging.getLogger(__name__)
 
 LOST = 3
-"""Exit code of an operator that lost its Lease. The kubelet restarts its container, and the operator goes on
+"""Exit code of an operator that lost its Lease. The kubelet restarts the container, and the operator goes on
 standby."""
 
 
@@ -40,16 +41,15 @@ class Timing:
     """The timing of the election, in seconds. The defaults are those of Kubernetes' own components (client-go)."""
 
     lease_s: int = 15
-    """Time without a renewal after which another operator takes the Lease. It is in whole seconds, as in the Lease
-    itself."""
+    """Time without a renewal after which another operator takes the Lease. The Lease holds it in whole seconds."""
     renew_s: float = 10.0
-    """Time without a renewal after which an operator stops writing. It is shorter than `lease_s`, so an operator stops
-    before another one starts."""
+    """Time without a renewal after which an operator stops writing. It is shorter than `lease_s`, so that the operator
+    stops before another one starts."""
     retry_s: float = 2.0
     """Interval between two attempts. A killed operator has a successor after at most `lease_s` plus this interval."""
 
     def __post_init__(self) -> None:
-        """Raises ValueError for a timing that would let two operators work at the same time, or none at all."""
+        """Raises ValueError for a timing with which two operators could work at the same time, or none at all."""
         if not self.lease_s > self.renew_s > 2 * self.retry_s >= 2:
             raise ValueError(
                 "the lease must be longer than the renew deadline, the deadline longer than twice the "
@@ -65,13 +65,13 @@ class Candidate:
     namespace: str
     lease: str
     identity: str
-    """Name of the operator in the Lease, usually the pod's name. A restarted container then keeps its predecessor's
-    Lease."""
+    """Name of the operator in the Lease, usually the pod's name. A restarted container thus keeps the Lease of its
+    predecessor."""
     timing: Timing = Timing()
 
 
 class Lock(LeaseLock):
-    """The library's lock, except for one request that the models of the library's version 37 refuse."""
+    """The library's lock, with a replacement for one request that version 37 of the library cannot send."""
 
     async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
         lease = V1Lease(metadata=V1ObjectMeta(name=name), spec=self.update_lease(election_record))
@@ -100,9 +100,9 @@ async def leading(
     leads: Callable[[bool], None],
     lost: Callable[[], None] = lambda: os._exit(LOST),
 ) -> AsyncIterator[None]:
-    """Waits for the Lease and renews it while the context lasts. Calls `leads` with True if this operator is known to
-    hold the Lease, and with False otherwise. Calls `lost` when another operator holds the Lease. By default, the
-    process exits immediately, because any further write may conflict with the other operator's."""
+    """Waits for the Lease, and renews it while the context lasts. Calls `leads` with True while this operator holds the
+    Lease, and with False while this is uncertain. Calls `lost` when another operator holds the Lease. By default,
+    `lost` exits the process immediately, because further writes may conflict with the other operator's."""
     # Otherwise the library logs a traceback for each lost race.
     logging.getLogger(LeaseLock.__module__).setLevel(logging.CRITICAL)
     lock, timing = Lock(candidate.lease, candidate.namespace, candidate.identity, api), candidate.timing
@@ -125,7 +125,7 @@ async def leading(
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """The time during which an operator holds the Lease."""
+    """The time during which this operator holds the Lease."""
 
     election: LeaderElection
     candidate: Candidate
@@ -133,7 +133,7 @@ class _Term:
     leads: Callable[[bool], None]
 
     async def keep(self, lost: Callable[[], None]) -> None:
-        """Renews the Lease until another operator holds it, then calls `lost`."""
+        """Renews the Lease until another operator holds it. Then calls `lost`."""
         began, timing = self._acquired_at(), self.candidate.timing
         renewed_at: float | None = asyncio.get_running_loop().time() - timing.retry_s
         try:
@@ -152,15 +152,15 @@ class _Term:
         lost()
 
     async def _renewed(self, deadline: float) -> float | None:
-        """Renews the Lease once, before `deadline`, a time of the loop's clock. Returns the start of the attempt that
-        succeeded; None if none did."""
+        """Renews the Lease once. `deadline`: the time, by the loop's clock, at which to give up. Returns the start of
+        the successful attempt; None if there was none."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout_at(deadline):
                 return await self._got()
         return None
 
     async def _got(self) -> float | None:
-        """Tries until this operator holds the Lease. Returns the start of the attempt that succeeded; None once another
+        """Tries until this operator holds the Lease. Returns the start of the successful attempt; None once another
         operator holds the Lease."""
         timing = self.candidate.timing
         while True:
@@ -172,8 +172,8 @@ class _Term:
             await asyncio.sleep(timing.retry_s)
 
     async def _regained(self) -> float | None:
-        """Waits for the Lease without writing anything. Returns the start of the attempt that succeeded; None once
-        another operator holds the Lease."""
+        """Waits for the Lease, and keeps the gate for writes shut. Returns the start of the successful attempt; None
+        once another operator holds the Lease."""
         if self._is_anothers():
             return None
         log.warning(
@@ -194,7 +194,7 @@ class _Term:
         return _holder(self.election) not in (None, self.candidate.identity)
 
     def _acquired_at(self) -> str | None:
-        """Returns the start of this term from the Lease; a renewal does not change it."""
+        """Returns the start of this term, from the Lease. A renewal does not change it."""
         record = self.election.observed_record
         return None if record is None else str(record.acquire_time)
 
@@ -226,4 +226,4 @@ async def _give_back(lock: LeaseLock, timing: Timing) -> None:
 
 
 async def _nothing() -> None:
-    """Stands in for the callbacks that the library's own loop would call when it acquires or loses the Lease."""
+    """Does nothing. The library requires callbacks, but only its own loop would call them."""

@@ -1,12 +1,12 @@
-"""The storage of keys. The operator keeps its root key in a Secret that it creates in its own namespace. It creates the
-Secrets of jobs, but never reads them.
+"""The storage of keys. The operator keeps its root key in a Secret in its own namespace. It creates the Secrets of
+jobs, but never reads them.
 
-The name of a job's Secret contains the job's uid, so a name conflict means that the job's own Secret already exists.
-Pods need this Secret only when they start, and a deleted Secret is recreated in time for them.
+The name of a job's Secret contains the job's uid. A name conflict therefore means that the job's own Secret already
+exists. Pods need this Secret only when they start, and a deleted Secret is recreated in time for them.
 
-The Secret of attached pods, however, is named after the job alone. A name conflict may therefore be with a Secret that
-someone else created, or with the Secret of an earlier job, which the garbage collector is about to remove. For this
-reason, the operator retries while the job is new, and while sidecars run without reaching the supervisor.
+The Secret of attached pods, however, is named after the job alone. A name conflict may therefore be with someone else's
+Secret, or with the Secret of an earlier job that has not been garbage-collected yet. So the operator retries while the
+job is new, and while sidecars run without reaching the supervisor.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from dataloaderjob_operator.observe.cache import JobKey
 log = logging.getLogger(__name__)
 
 ROOT_FIELD = "root"
-"""Field of the Secret that holds the root key."""
+"""Field of the operator's Secret that holds the root key."""
 PREVIOUS_FIELD = "previous"
-"""Field of that Secret that holds the root key of running jobs during a rotation of the root key."""
+"""Field of the operator's Secret that holds the previous root key. Running jobs use this key during a rotation."""
 NEW_ROOT_NBYTES = 48
 RETRY_S = 5.0
 AGAIN_S = 10.0
-"""Minimum interval in seconds between two attempts to create a job's Secret while the same pods start."""
+"""Minimum number of seconds between two attempts to create a job's Secret while the same pods start."""
 NEW_S = 300.0
 """Seconds after a job's creation during which the Secret of an earlier job of the same name may still exist."""
 
@@ -53,12 +53,12 @@ class Roots:
     current: bytes
     """The root key for jobs that start now."""
     previous: bytes | None = None
-    """The root key of jobs that started before the current one existed."""
+    """The root key of jobs that started before the current one existed; None if there is none."""
 
 
 async def root_key(client: ApiClient, namespace: str, name: str) -> Roots:
-    """Returns the root keys in a Secret, and creates the Secret if it is missing. Operators that start at the same time
-    get the same key. Retries until the API server answers. Raises NoRootKey."""
+    """Returns the root keys in a Secret. Creates the Secret if it is missing. Operators that start at the same time get
+    the same key. Retries until the API server answers. Raises NoRootKey."""
     key = base64.b64encode(secrets.token_bytes(NEW_ROOT_NBYTES)).decode()
     made = {
         "apiVersion": "v1", "kind": "Secret", "type": "Opaque", "immutable": True, "data": {ROOT_FIELD: key},
@@ -74,7 +74,7 @@ async def root_key(client: ApiClient, namespace: str, name: str) -> Roots:
                 )
                 return _decoded(made, namespace, name)
             found = await client.read(namespace, ("Secret", name))
-            if found is not None:  # else it was deleted in between
+            if found is not None:  # otherwise, it was deleted in between
                 return _decoded(found, namespace, name)
         except ApiError as exc:
             log.warning(
@@ -113,16 +113,16 @@ class SecretAttempt:
     at: float
     """Time of the attempt in seconds, by a monotonic clock."""
     placed: frozenset[str]
-    """Uids of the pods that had a node by that time. The Secret that they mount was created before this attempt, or by
-    it."""
+    """Uids of the pods that had a node at that time. The Secret that they mount was created by then, or by this
+    attempt."""
     made: bool = True
     """True if this operator created the Secret, in this attempt or an earlier one."""
 
 
 @dataclass(slots=True)
 class JobSecrets:
-    """The writer of jobs' Secrets. It creates each Secret once, and again if the Secret may have been deleted and a pod
-    needs it."""
+    """The writer of jobs' Secrets. It creates each Secret once. It creates a Secret again if the Secret may have been
+    deleted and a pod needs it."""
 
     api: ApiClient
     clock: Callable[[], float] = time.monotonic
@@ -131,7 +131,8 @@ class JobSecrets:
     """The last attempt to create each of a job's Secrets, by the Secret's name."""
 
     async def keep(self, key: JobKey, secret: Manifest, observed: Observed) -> bool:
-        """Creates the Secret, unless it certainly exists or nothing needs it now. Returns True if it was created."""
+        """Creates the Secret, unless it certainly exists or nothing needs it now. Returns True if the Secret was
+        created."""
         name = str(secret["metadata"]["name"])
         attaches = names.is_attached_secret(key[1], name)
         placed = {

@@ -1,10 +1,11 @@
-"""The kinds of objects that the operator handles, one row each. A row specifies the kind's path in the API, how the
-operator learns of changes, how a live object is compared with the wanted one, and which parts the cache keeps. Pure.
+"""The kinds of objects that the operator handles, one row each. A row has the kind's path in the API, and the parts
+that the cache keeps. It also sets how the operator learns of changes, and how it compares a live object with the wanted
+one. Pure.
 
 To add a kind of child, or a watch, add a row here, and add its permissions to the chart's `dataloaderjob.rules`.
 
 The operator sends nothing if a live object already matches the wanted one. The API server fills in defaults and
-normalizes quantities, and other parties own fields of the same object. The comparison therefore checks only that each
+normalizes quantities, and other clients own fields of the same object. The comparison therefore checks only that each
 field that the operator sets has the operator's value.
 """
 
@@ -56,23 +57,23 @@ INTERNED = frozenset(
         "ownerReferences",
     }
 )
-"""Fields that have only a few distinct values across all objects, or across all pods of a job. The cache keeps each
-value once, as it does for field names."""
+"""Fields with only a few distinct values across all objects, or across all pods of a job. The cache keeps each value
+once, as it does for field names."""
 ANNOTATION_APPLIED = "dataloading.dev/applied"
 """Hash of the manifest that the operator sent last. If the hash differs, the operator sends the manifest again, which
 removes fields that the operator no longer sets."""
 _KEYS = ("name", "mountPath", "containerPort", "type", "uid", "key")
-"""Fields that may identify an item of a list. The first field whose value is different in every item is used."""
+"""Fields that may identify an item of a list. The first field that has a different value in every item is used."""
 _QUANTITIES = frozenset({"requests", "limits", "capacity"})
 _SIZE = "sizeLimit"
 
 
 class Source(Enum):
-    """Ways in which the operator learns of changes to an object."""
+    """Ways for the operator to learn of changes to an object."""
 
     WATCH = auto()
     NONE = auto()
-    """The operator creates such objects but never reads them. Creating an object that exists fails with a conflict."""
+    """The operator creates such objects, but never reads them. Creating one that exists fails with a conflict."""
     LOOKUP = auto()
     """The operator lists such objects on demand, when a decision about another object needs them."""
 
@@ -81,12 +82,12 @@ class Comparison(Enum):
     """Rules for deciding whether a live child matches the wanted one."""
 
     FIELDS = auto()
-    """Each field that the operator sets must have the operator's value. Others may set further fields."""
+    """Each field that the operator sets must have the operator's value. Others may set more fields."""
     EXACT = auto()
-    """The operator owns each field of the spec as a whole. An addition to a rule of a NetworkPolicy would admit peers
-    that the operator excludes, and an empty selector means all peers while a missing one means none."""
+    """Each field of the spec must equal the operator's. In a NetworkPolicy, any addition to a rule would admit more
+    peers. An empty selector means all peers, but a missing one means none."""
     CREATED_ONLY = auto()
-    """The operator leaves a live object alone, regardless of its content, because its spec cannot be changed."""
+    """The operator leaves a live object alone whatever its content, because its spec cannot be changed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -99,9 +100,9 @@ class ObjectKind:
     plural: str
     source: Source = Source.WATCH
     compared: Comparison | None = None
-    """The rule for comparing children; None if objects of this kind are not children."""
+    """The rule for comparing live children; None if objects of this kind are not children."""
     transform: Callable[[Object], Object] = lambda thing: thing
-    """Drops parts that the cache does not need, in addition to UNREAD_METADATA."""
+    """A function that drops parts that the cache does not need, in addition to UNREAD_METADATA."""
     packed: bool = True
     """True if the cache keeps the spec as text."""
 
@@ -123,8 +124,8 @@ class ObjectKind:
 
 
 class Packed(Mapping[str, Any]):
-    """A part of an object, kept as JSON text, which takes a quarter of the parsed part's memory. Each access parses the
-    text. This suits parts that are compared after a change, but are seldom read otherwise."""
+    """A part of an object, kept as JSON text. The text takes a quarter of the memory that the parsed part would take.
+    Each access parses it. This suits parts that are compared after a change, but are seldom read otherwise."""
 
     __slots__ = ("_text",)
 
@@ -150,7 +151,7 @@ class Packed(Mapping[str, Any]):
 
 
 MEMORY_LIMITS = "memoryLimits"
-"""A field that the operator adds to the spec of a cached pod."""
+"""Field that the operator adds to the spec of a cached pod."""
 
 
 def transform(thing: Object) -> dict[str, Any]:
@@ -266,14 +267,14 @@ def manifest_to_send(desired: Manifest, live: Mapping[str, Any] | None) -> Manif
     wanted = sealed(desired)
     if compared is Comparison.EXACT and any(live["spec"].get(k) != v for k, v in desired["spec"].items()):
         return wanted
-    # Listed objects have neither of these fields.
+    # listed objects have neither of these fields
     ours = {name: value for name, value in wanted.items() if name not in ("apiVersion", "kind")}
     return None if covers(live, ours) else wanted
 
 
 def keep_template(desired: Manifest, live: Mapping[str, Any]) -> Manifest:
-    """Returns the manifest. If another version of the operator built the live template, and the user's part is the
-    same, the returned manifest contains the live template, so that the pods are kept."""
+    """Puts the live template into the manifest if another version of the operator built it and the user's part is the
+    same. An upgrade of the operator thus keeps the pods."""
     ours, theirs = (_template(thing) for thing in (desired, live))
     if ours is None or theirs is None:
         return desired
@@ -312,7 +313,7 @@ def _covers_list(live: Any, wanted: list[Any]) -> bool:
         found = {item.get(key): item for item in live if isinstance(item, Mapping)}
         if len(found) == len(live) and len({w[key] for w in wanted}) == len(wanted):
             return all(covers(found.get(item[key]), item) for item in wanted)
-    # Items that differ only as a whole, such as one port with two protocols, or two tolerations with the same key.
+    # Without a unique key, items are compared as a whole: one port with two protocols, two tolerations of one key.
     return all(any(covers(item, w) for item in live) for w in wanted)
 
 

@@ -1,6 +1,7 @@
-"""The operator's log, metrics and probes. Each log line about a job contains the job's name, namespace, uid and
-generation. docs/reference/metrics.md is generated from the metrics. The event loop that does the work also serves
-/healthz, /readyz and /metrics. If the loop hangs, none of them answers.
+"""The operator's log, metrics and probes. Each log line about a job has the job's name, namespace, uid and generation.
+docs/reference/metrics.md is generated from the metrics.
+
+The event loop that does the work also serves /healthz, /readyz and /metrics. If the loop hangs, none of them answers.
 """
 
 from __future__ import annotations
@@ -32,14 +33,14 @@ from dataloaderjob.core.texts import clean, clean_lines
 from dataloaderjob_operator.connections import served
 
 OF_KOPF = ("k8s_ref", "k8s_skip", "settings")
-"""Attributes that kopf adds to log records; `settings` is one of its own objects."""
+"""Attributes that kopf adds to log records. `settings` is one of kopf's own objects."""
 _LINES = ("exc_info", "stack_info")
 """Fields of log records that may contain several lines."""
 _ABOUT: ContextVar[Mapping[str, object] | None] = ContextVar("about", default=None)
 PREFIX = "dataloaderjob_operator"
 SECONDS = (0.005, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
-"""Buckets of histograms, in seconds. A reconcile that writes nothing takes milliseconds. With a slow API server, a
-reconcile can take minutes."""
+"""Upper bounds of histogram buckets, in seconds. A reconcile that writes nothing takes milliseconds. With a slow API
+server, a reconcile can take minutes."""
 WITHOUT_WATCHES_S = 300.0
 """Seconds for which a watch may be closed while kopf tries to reach the API server. After that, the process should be
 restarted."""
@@ -65,7 +66,7 @@ def about_job(namespace: str, job: str) -> Iterator[None]:
 
 
 def add_log_fields(**fields: object) -> None:
-    """Adds fields to the log records about a job, until the end of `about_job`."""
+    """Adds fields to all later log records inside the context of `about_job`."""
     _ABOUT.set({**(_ABOUT.get() or {}), **fields})
 
 
@@ -89,7 +90,7 @@ def log_formatter(kind: LogFormat) -> logging.Formatter:
 
 
 class _JsonFormatter(JsonFormatter):
-    """A formatter that writes records as JSON, and that shortens and cleans text from other sources."""
+    """A formatter that writes records as JSON. It shortens and cleans text from other sources."""
 
     def process_log_record(self, log_data: dict[str, Any]) -> dict[str, Any]:
         for name, value in log_data.items():
@@ -129,7 +130,7 @@ class ErrorKind(StrEnum):
     UNREACHABLE = "unreachable"
     """The API server did not answer."""
     CONFLICT = "conflict"
-    """An object of the same name exists, or the object was changed in the meantime (409)."""
+    """An object of the same name exists, or the object has changed since it was read (409)."""
     REFUSED = "refused"
     """The API server would refuse the same request again (400, 403, 422)."""
     GONE = "gone"
@@ -139,7 +140,7 @@ class ErrorKind(StrEnum):
     SERVER = "server"
     """The API server failed (5xx)."""
     OTHER = "other"
-    """The API server answered with any other code."""
+    """The API server answered with another error code."""
     BUG = "bug"
     """The operator itself failed; the log has the traceback."""
 
@@ -151,7 +152,7 @@ BY_CODE = {
 
 
 def error_kind(code: int | None) -> ErrorKind:
-    """Classifies the status code of a response. None means that the error did not come from the API server."""
+    """Classifies the status code of a response. The code is None if the error did not come from the API server."""
     if code is None:
         return ErrorKind.BUG
     return ErrorKind.SERVER if code >= 500 else BY_CODE.get(code, ErrorKind.OTHER)
@@ -291,15 +292,16 @@ class ProcessHealth:
     """Liveness and readiness of the process. Callers pass the time, in seconds of any clock."""
 
     watches: Callable[[], int]
-    """Returns the number of open watches."""
+    """A function that returns the number of open watches."""
     expected: int
     """The number of watches that should be open."""
     tasks: list[asyncio.Task[None]] = field(default_factory=list)
     """Tasks that must never end."""
     remark: Callable[[], str] = str
-    """Describes other problems that do not justify a restart of the process; empty if there are none."""
+    """A function that describes other problems, which do not justify a restart of the process; empty if there are
+    none."""
     listed: bool = False
-    """True once everything has been listed and the operator makes decisions."""
+    """True once all objects have been listed and the operator makes decisions."""
     stands_by: bool = False
     """True while another operator is active and this one is ready to take over."""
     _full_at: float | None = None
@@ -376,7 +378,7 @@ def _app(metrics: Metrics, health: ProcessHealth) -> web.Application:
 
 
 def _last(response: web.Response) -> web.Response:
-    """Makes the server close the connection after the response, because kopf waits for all tasks of this event loop
-    before it exits."""
+    """Makes the server close the connection after the response. kopf waits for all tasks of this event loop before it
+    exits."""
     response.force_close()
     return response

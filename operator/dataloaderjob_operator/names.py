@@ -1,5 +1,5 @@
-"""Names, labels and metadata of a job's children, and the job's derived keys. Pure. The same job always has the same
-names and keys, so that nothing is created twice, and a deleted Secret is recreated with the same bytes.
+"""The names, labels and metadata of a job's children, and the job's derived keys. Pure. The same job always has the
+same names and keys. Nothing is therefore created twice, and a deleted Secret is recreated with the same bytes.
 
 A key is the HMAC-SHA256 of a label and the job's uid under the operator's root key. A job's key reveals nothing about
 the root key or other jobs' keys.
@@ -42,25 +42,26 @@ class Role(StrEnum):
 
 
 def unique(namespace: str, job: str, uid: str) -> str:
-    """Returns the name that identifies the job on its connections. The name is unique, even if an earlier job had the
+    """Returns the name that identifies the job on its connections. No earlier job had this name, even if it had the
     same object name."""
     return f"{namespace}/{job}/{uid}"
 
 
 def key_secret(job: str, uid: str, root: bytes) -> str:
-    """Returns the name of the Secret with the job's keys under this root key. The Secret of an earlier job with the
-    same object name has a different name."""
+    """Returns the name of the Secret with the job's keys under this root key. An earlier job of the same object name
+    had a different Secret."""
     return f"{job}-keys-{uid[:8]}-{_derive(root, 'name', uid).hex()[:6]}"
 
 
 def certificate_secret(job: str, uid: str, root: bytes, generation: int) -> str:
-    """Returns the name of the Secret with a generation of the job's certificates under this root key."""
+    """Returns the name of the Secret with the certificates of one generation. `root`: the root key from which they are
+    derived."""
     return f"{job}-tls-{uid[:8]}-{_derive(root, 'name', uid).hex()[:6]}-{generation}"
 
 
 def is_attached_secret(job: str, name: str) -> bool:
-    """Returns True if `name` is the name of a job's Secret for sidecars in attached pods. An earlier job may have had a
-    Secret of the same name."""
+    """Returns True if `name` is the name of the Secret for a job's sidecars in attached pods. An earlier job may have
+    had a Secret of the same name."""
     return name == attachment(job) or name.startswith(f"{attachment(job)}-tls-")
 
 
@@ -80,7 +81,7 @@ def head_service(job: str) -> str:
 
 
 def _service(job: str, role: str) -> str:
-    """Returns the name of a Service. Service names begin with a letter (RFC 1035), while other names may begin with a
+    """Returns the name of a Service. Service names begin with a letter (RFC 1035), but other names may begin with a
     digit. If the job's name begins with a digit, the Service gets a name that no other job uses."""
     return f"{role[0]}-{job}-svc" if job[0].isdigit() else f"{job}-{role}"
 
@@ -90,13 +91,13 @@ def feeders(job: str) -> str:
 
 
 def trainers(job: str, attempt: int) -> str:
-    """Returns the name of the Indexed Job. Each of its pods has this name, a hyphen and the replica's number as its
-    host name."""
+    """Returns the name of an attempt's Indexed Job. The host name of each of its pods is this name, a hyphen and the
+    replica's number."""
     return f"{trainers_stem(job)}-{attempt}"
 
 
 def trainers_stem(job: str) -> str:
-    """Returns the common prefix of the names of the job's Indexed Jobs; a hyphen and the attempt's number follow."""
+    """Returns the common prefix of the names of the job's Indexed Jobs. A hyphen and the attempt's number follow it."""
     return f"{job}-trainers"
 
 
@@ -111,7 +112,7 @@ def policy(job: str, role: Role) -> str:
 
 
 def labels(job: str, role: Role | None = None) -> dict[str, str]:
-    """Returns the labels of a child. They also select the child's pods."""
+    """Returns the labels of a child. They also serve to select the child's pods."""
     found = {LABEL_JOB: job}
     return found if role is None else {**found, LABEL_ROLE: role.value}
 
@@ -124,8 +125,8 @@ def selector(job: str, role: Role) -> str:
 def child_labels(
     job: DataLoaderJob, role: Role | None = None, theirs: Mapping[str, str] = MappingProxyType({})
 ) -> dict[str, str]:
-    """Returns all labels of a child or its pods: Kubernetes' recommended labels, the user's, and those used in
-    selectors."""
+    """Returns all labels of a child or its pods: Kubernetes' recommended labels, the user's labels, and the labels used
+    in selectors."""
     return {
         "app.kubernetes.io/managed-by": MANAGER,
         "app.kubernetes.io/part-of": job.name,
@@ -137,8 +138,8 @@ def child_labels(
 def metadata(
     job: DataLoaderJob, name: str, role: Role | None = None, theirs: WorkloadMetadata | None = None
 ) -> dict[str, Any]:
-    """Builds the name, namespace, labels, annotations and owner of a child. Raises ValueError for a job that is not on
-    a cluster."""
+    """Builds the metadata of a child: name, namespace, labels, annotations and owner. Raises ValueError if the job is
+    not on a cluster."""
     if not job.metadata.uid or not job.metadata.namespace:
         raise ValueError(f"job {job.name} has no uid or namespace, because it is not on a cluster")
     return {
@@ -156,7 +157,7 @@ def metadata(
 
 
 def job_key(root: bytes, uid: str) -> bytes:
-    """Derives the job's 32-byte key, from which the keys of sidecars, feeders and controllers are derived
+    """Derives the job's 32-byte key. The keys of sidecars, feeders and controllers are derived from it
     (`dataloaderjob.core.keys`). Raises ValueError if the root key is too short."""
     return _derive(root, "links", uid)
 

@@ -19,8 +19,8 @@ from dataloaderjob_operator.objects.settings import USER, cluster_domain
 from dataloaderjob_operator.workqueue import RESYNC_S
 
 LEAST_TLS_S = 120.0
-"""Minimum time between two generations of certificates. A kubelet needs up to 90 s to deliver a generation to its
-pods."""
+"""Minimum number of seconds between two generations of certificates. A kubelet needs up to 90 s to deliver a generation
+to its pods."""
 
 METRICS_PORT = 9440
 RESOLV_CONF = Path("/etc/resolv.conf")
@@ -41,10 +41,10 @@ class Options:
     root_key_secret: tuple[str, str] = ("", "")
     """Namespace and name of the Secret with the root key."""
     candidate: election.Candidate | None = None
-    """The operator as a candidate for the Lease; None if it works without a Lease."""
+    """The operator as a candidate for the Lease; None if it runs without a Lease."""
     workers: int
     resync_s: float
-    """Interval in seconds between reconciles of an idle job."""
+    """Seconds between reconciles of an idle job."""
     metrics_port: int
     """Port for metrics and probes; 0 for neither."""
     log_format: LogFormat
@@ -251,7 +251,7 @@ def _days(text: str) -> timedelta:
 
 
 def _peers(text: str) -> tuple[dict[str, Any], ...]:
-    """Parses a list of peers. Raises ArgumentTypeError if the text is not such a list or contains an empty peer, which
+    """Parses a list of peers. Raises ArgumentTypeError if the text is not such a list, or contains an empty peer, which
     would admit everybody."""
     try:
         found = json.loads(text)
@@ -276,7 +276,7 @@ def _group(text: str) -> int | None:
 
 def _own_pod(parser: argparse.ArgumentParser, namespace: str | None, labels: Sequence[str]) -> OwnPod | None:
     """Returns the operator's own pod; None if neither a namespace nor labels are given. Exits with an error if only one
-    of the two is given, because without labels, policies would admit a whole namespace."""
+    of the two is given: without labels, policies would admit a whole namespace."""
     if bool(namespace) != bool(labels) or not all("=" in label for label in labels):
         parser.error("--own-namespace NAME and --own-label NAME=VALUE must be given together")
     pairs = dict(label.split("=", 1) for label in labels)

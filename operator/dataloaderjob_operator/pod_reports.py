@@ -1,5 +1,5 @@
-"""The reports about attached pods, sent as events. They concern pods that attach or leave, and pods that name a job
-that does not exist or does not accept pods."""
+"""The reports about attached pods, sent as events. They concern pods that attach or leave, and pods whose job does not
+exist or does not accept pods."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dataloaderjob_operator.recorder import EventRecorder
 from dataloaderjob_operator.workqueue import NEVER
 
 MISSING_S = 30.0
-"""Seconds for which pods may wait for their job, because users may apply the pods first."""
+"""Seconds for which pods may wait for their job. Users may apply the pods before the job."""
 
 
 @dataclass(slots=True)
@@ -35,12 +35,12 @@ class PodReports:
     known: dict[JobKey, dict[str, AttachedPod]] = field(default_factory=dict)
     """The attached pods with a sidecar at the last reconcile, by uid."""
     missing: dict[JobKey, _Missing] = field(default_factory=dict)
-    """Jobs that do not exist, although pods name them."""
+    """Jobs that do not exist although pods name them."""
 
     async def report(self, key: JobKey, observed: Observed, labelled: Sequence[Pod]) -> None:
-        """Sends events about pods that attached or left since the last reconcile, or that cannot attach. At its first
-        reconcile of a job that had already started, an operator does not know which pods are new, and therefore reports
-        no pod as newly attached. `labelled`: pods whose label names the job."""
+        """Sends events about pods that attached or left since the last reconcile, or that cannot attach. If the job had
+        started before its first reconcile by this process, its pods are not reported as new. `labelled`: the pods whose
+        label names the job."""
         self.missing.pop(key, None)
         if not observed.job.spec.trainers.attached:
             for event in pod_events.of_own_trainers(key[1], attached.present(labelled)):
@@ -58,7 +58,8 @@ class PodReports:
             await self.recorder.send(key, observed.job.metadata, event)
 
     async def report_missing(self, key: JobKey, labelled: Sequence[Pod]) -> float:
-        """Sends events about pods whose job does not exist. Returns the seconds until the next call."""
+        """Sends events about pods whose job does not exist. Returns the seconds until the next call; NEVER if none is
+        needed."""
         found = attached.present(labelled)
         if not found:
             self.missing.pop(key, None)

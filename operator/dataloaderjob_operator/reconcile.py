@@ -1,13 +1,13 @@
-"""One reconcile of a job: observe, decide, then write the status, delete children and apply children.
+"""One reconcile of a job: observe, decide, write the status, delete children and apply children.
 
-A reconcile is level-triggered and idempotent: after any interruption, the next call decides from the state that it
+A reconcile is level-triggered and idempotent. After any interruption, the next call decides from the state that it
 finds. The status is written first, so that an attempt is counted before its pods are deleted. Events are sent after the
 status. An event is lost if it cannot be sent, or if the operator dies in between; the status contains the same
 information.
 
-Every failure is reported in the job's status: a spec that the models refuse, a child that the API server refuses, or
-an internal error of the operator. A job whose status cannot be written is reported by the operator's metrics, log and
-health.
+Every failure is reported in the job's status: a spec that the models refuse, a child that the API server refuses, or an
+internal error of the operator. If the status itself cannot be written, the operator's metrics, log and health report
+the job.
 """
 
 from __future__ import annotations
@@ -46,20 +46,20 @@ from dataloaderjob_operator.workqueue import NEVER
 log = logging.getLogger(__name__)
 
 CHANGED = 409
-"""Status code of the response to a status that was derived from a different version of the job."""
+"""Status code of the response if the status was derived from another version of the job."""
 FOR_TEXT = frozenset({400, 413, 422})
-"""Status codes of responses to a status that may be accepted without its texts."""
+"""Status codes of responses to a status that may be accepted without its messages."""
 MAX_REFUSED_TEXTS = 64
-"""Maximum number of a job's texts that are remembered as refused, enough for at least seven statuses."""
+"""Maximum number of refused messages that are remembered for a job, enough for at least seven statuses."""
 UNDECLARED = re.compile(r"\.status\.([A-Za-z0-9.]+): field not declared in schema")
 UNDECLARED_S = 300.0
 """Seconds after which the operator retries a field that the CustomResourceDefinition did not declare."""
 AFTER_WRITE_S = 0.3
-"""Seconds from a write until the next reconcile, because no watch reports the operator's own write as a change."""
+"""Seconds from a write until the next reconcile. No watch reports the operator's own write as a change."""
 AFTER_BUG_S = 60.0
-"""Seconds after which a job that caused an internal error is retried without an event."""
+"""Seconds after which a job that caused an internal error is retried, if no event causes an earlier retry."""
 UNWRITTEN_S = 30.0
-"""Seconds for which a status may stay unwritten before the operator's health names its job."""
+"""Seconds for which a status may stay unwritten. After that, the operator's health names the job."""
 
 
 def _plain(status: DataLoaderJobStatus) -> dict[str, Any]:
@@ -72,7 +72,7 @@ def _now() -> datetime:
 
 @dataclass(slots=True)
 class Reconciler:
-    """The reconciler, which brings jobs to the state that their specs describe."""
+    """The reconciler. It brings jobs to the state that their specs describe."""
 
     api: ApiClient
     cache: Cache
@@ -81,32 +81,32 @@ class Reconciler:
     now: Callable[[], datetime] = _now
     metrics: Metrics = field(default_factory=Metrics)
     uids: dict[JobKey, str] = field(default_factory=dict)
-    """Uids of the jobs to which the fields below refer."""
+    """The uid of each job to which the fields below refer."""
     written_at: dict[JobKey, datetime] = field(default_factory=dict)
-    """Times of the last writes of statuses."""
+    """The time at which each job's status was last written."""
     metrics_at: dict[JobKey, datetime] = field(default_factory=dict)
-    """Times of the last writes of metrics."""
+    """The time at which each job's metrics were last written."""
     refused_texts: dict[JobKey, frozenset[str]] = field(default_factory=dict)
-    """Texts that made the API server refuse a status."""
+    """Messages that made the API server refuse a status."""
     unwritten: dict[JobKey, float] = field(default_factory=dict)
-    """Jobs whose last status write failed, and the time since which writes have failed."""
+    """Jobs whose last status write failed, each with the time since which writes have failed."""
     undeclared: dict[tuple[str, ...], float] = field(default_factory=dict)
     """Fields of the status that the CustomResourceDefinition does not declare, each with the time until which it is
     omitted."""
     bugs: dict[JobKey, str] = field(default_factory=dict)
-    """Internal errors that were logged."""
+    """The last logged internal error of each job."""
     autoscalers: Autoscalers | None = None
-    """The autoscalers; if None, no job is scaled."""
+    """The autoscalers; None if no job is scaled."""
     lookup: EventLookup | None = None
-    """The lookup of events; if None, causes that appear only in events are not reported."""
+    """The lookup of events; None if causes that appear only in events are not reported."""
     attached: AttachedPods | None = None
-    """The watch of attached pods; if None, no pod is attached to any job."""
+    """The watch of attached pods; None if no pods can be attached."""
     followed: FollowedObjects | None = None
-    """The reader of followed objects; if None, no job follows an object."""
+    """The reader of followed objects; None if no object is followed."""
     ray_clusters: RayClusters | None = None
-    """The lookups of RayClusters; if None, no RayCluster is looked up."""
+    """The lookups of RayClusters; None if no RayCluster is looked up."""
     refused_pods: RefusedPods | None = None
-    """The search for refused pods; if None, refusals of labeled pods are not reported."""
+    """The search for refused pods; None if refusals of labeled pods are not reported."""
     recorder: EventRecorder = field(init=False)
     reports: PodReports = field(init=False)
     children: ChildWriter = field(init=False)
@@ -140,7 +140,7 @@ class Reconciler:
             self.refused_pods.want(key, False)
 
     def cannot_write(self) -> str:
-        """Names the jobs whose status has been unwritten for UNWRITTEN_S; empty if there are none."""
+        """Names the jobs whose status has been unwritten for at least UNWRITTEN_S; empty if there are none."""
         now = time.monotonic()
         late = [
             f"{'/'.join(key)} for {now - at:.0f} s"
@@ -150,10 +150,10 @@ class Reconciler:
         return f"cannot write the status of {', '.join(sorted(late)[:10])}" if late else ""
 
     async def reconcile(self, key: JobKey) -> float | None:
-        """Reconciles a job once. Returns the seconds until the next reconcile. None means that none is needed before
-        the next event, and NEVER means that the job is gone.
+        """Reconciles a job once. Returns the seconds until the next reconcile; None if none is needed before the next
+        event, NEVER if the job is gone.
 
-        Raises ApiError; the caller then repeats the call.
+        Raises ApiError; the caller then tries again.
         """
         try:
             return await self._reconcile(key)
@@ -177,7 +177,7 @@ class Reconciler:
                 return NEVER
             return await self.reports.report_missing(key, self._labelled(key))
         uid = observed.job.metadata.uid or ""
-        if self.uids.setdefault(key, uid) != uid:  # the kept state belongs to an earlier job of this name
+        if self.uids.setdefault(key, uid) != uid:  # what is kept belongs to an earlier job of this name
             self.forget(key)
             self.uids[key] = uid
         add_log_fields(uid=uid, generation=observed.generation)
@@ -214,14 +214,14 @@ class Reconciler:
         return min((wait for wait in waits if wait is not None), default=None)
 
     def _note_bug(self, key: JobKey, error: Exception) -> None:
-        """Counts an internal error and logs its traceback once."""
+        """Counts an internal error, and logs its traceback once."""
         self.metrics.reconcile_errors.labels(ErrorKind.BUG.value).inc()
         if self.bugs.get(key) != (text := repr(error)):
             self.bugs[key] = text
             log.error("the operator cannot process this job", exc_info=error)
 
     def _with_what_is_kept(self, key: JobKey, observed: Observed) -> Observed:
-        """Returns the observed state of the job's objects, with the state that this process keeps about the job."""
+        """Adds to the observed state of a job what this process remembers about the job."""
         refused = self.children.refused(key)
         return replace(
             observed, refused="; ".join((refused, *observed.doubts)) if refused else "",
@@ -277,9 +277,8 @@ class Reconciler:
         return True
 
     async def _write(self, key: JobKey, status: DataLoaderJobStatus) -> DataLoaderJobStatus:
-        """Writes a status, and omits its texts if the API server accepts it only without them. A container's output
-        therefore cannot keep the phase, the counts and the restarts from being written. Returns the status as
-        written."""
+        """Writes a status. If the API server rejects the messages in it, writes it without them. A container's output
+        thus cannot keep the phase, the counts and the restarts from being written. Returns the status as written."""
         try:
             written = await self._write_with_texts(key, status)
         except ApiError as exc:
@@ -332,7 +331,7 @@ class Reconciler:
 
     def _learn_undeclared(self, refusal: str) -> bool:
         """Returns True if a status was refused because of a field that the definition does not declare. This happens if
-        the definition is from a different release than this operator, for instance while both are being upgraded."""
+        the definition is from another release than this operator, for instance during an upgrade."""
         found = UNDECLARED.search(refusal)
         place = tuple(found.group(1).split(".")) if found else ()
         now = time.monotonic()
@@ -346,8 +345,8 @@ class Reconciler:
         return True
 
     async def _write_not_ready(self, key: JobKey, reason: str, message: str) -> None:
-        """Reports why the operator does nothing about a job. The rest of the status is kept. The status of a job that
-        has ended does not change at all."""
+        """Reports why the operator does nothing about a job. The rest of the status is kept. If the job has ended, its
+        status does not change at all."""
         before, why = self.cache.status(key), ConditionState(False, reason, message)
         known = self.refused_texts.get(key, frozenset())
         after = conditions.not_ready(before, why, self.cache.generation(key), self.now(), refused_texts=known)
@@ -359,7 +358,7 @@ class Reconciler:
 
 def _goes_on(before: DataLoaderJobStatus, after: DataLoaderJobStatus) -> bool:
     """Returns True if both statuses have the same attempt and end, and therefore the same children. The operator acts
-    on a new attempt or an end only after the status with it is written."""
+    on a new attempt or an end only after it has written the status."""
     return (before.trainers.restarts, before.completion_time) == (
         after.trainers.restarts,
         after.completion_time,

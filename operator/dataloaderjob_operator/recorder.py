@@ -1,5 +1,5 @@
-"""The sender of the events of jobs. Sending never fails, and takes at most a few seconds. An event that cannot be sent
-is lost, but the status contains the same information."""
+"""The sender of the events of jobs. Sending never raises an error, and takes at most a few seconds. An event that
+cannot be sent is lost, but the job's status contains the same information."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ TIMEOUT_S = 5.0
 
 @dataclass(slots=True)
 class EventRecorder:
-    """The sender of the events of jobs, which are limited by each job's budget."""
+    """The sender of events, limited by each job's budget."""
 
     api: ApiClient
     now: Callable[[], datetime]
@@ -40,12 +40,12 @@ class EventRecorder:
     async def record(
         self, key: JobKey, about: Metadata, before: DataLoaderJobStatus, after: DataLoaderJobStatus
     ) -> None:
-        """Sends the events of a change of status: `after` has replaced `before`."""
+        """Sends the events of a change of status, from `before` to `after`."""
         for event in events.events_of(before, after):
             await self.send(key, about, event)
 
     async def remark(self, key: JobKey, about: Metadata, event: events.JobEvent) -> None:
-        """Sends an event that does not follow from a change of status, unless it has been sent before."""
+        """Sends an event that does not follow from a change of status, unless this process has sent it before."""
         if event not in self.remarks[key]:
             self.remarks[key].add(event)
             await self.send(key, about, event)

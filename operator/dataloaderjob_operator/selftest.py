@@ -1,7 +1,7 @@
 """`python -m dataloaderjob_operator.selftest`: applies a job and waits until it is Complete, for `helm test`.
 
 The exit code is 0 if the job completed, 1 if it failed or took too long, and 2 if it could not be run. At the end, the
-job's conditions are printed, and the job is deleted.
+test prints the job's conditions and deletes the job.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def verdict(job: Mapping[str, Any]) -> bool | None:
 
 
 def lines(job: Mapping[str, Any]) -> list[str]:
-    """Formats the phase and the conditions as lines for people to read."""
+    """Formats the job's phase and conditions as lines of text."""
     status = job.get("status") or {}
     found = [f"phase {status.get('phase', 'none: no operator has reconciled it')}"]
     for condition in status.get("conditions") or ():
@@ -43,7 +43,7 @@ def lines(job: Mapping[str, Any]) -> list[str]:
 
 
 async def test(client: ApiClient, job: Manifest, timeout_s: float) -> bool:
-    """Applies the job and waits for its end. Returns True if it completed. Raises ApiError, including when an earlier
+    """Applies the job and waits for its end. Returns True if it completed. Raises ApiError, for instance if an earlier
     job of that name is not deleted in time."""
     namespace, name = job["metadata"]["namespace"], job["metadata"]["name"]
     await _delete(client, namespace, name)

@@ -2,12 +2,13 @@
 is pure: callers pass the time.
 
 A key that is added twice is taken once. A key that is added while it is being processed is taken again only afterwards.
-A key waits longer each time that its processing fails. An event shortens the wait to EVENT_WAIT_S, because the event
-may have removed the cause.
+A key waits longer each time that its processing fails. An event shortens the wait to EVENT_WAIT_S, because it may have
+removed the cause.
 
 Jobs that a user changed go first, and the number of other jobs being processed is limited. The API server then answers
-the requests for the user's change in a tenth of the time that it takes under 32 concurrent requests. A single loop
-takes the keys. If workers took them, each key would wake all the workers that wait for the queue.
+ten times as fast as under 32 concurrent requests.
+
+A single loop takes the keys. If workers took them, each key would wake all waiting workers.
 """
 
 from __future__ import annotations
@@ -32,42 +33,42 @@ K = TypeVar("K", bound=Hashable)
 BACKOFF = Backoff(0.5, 60.0)
 EVENT_WAIT_S = 5.0
 RESYNC_S = 600.0
-"""Maximum interval in seconds between reconciles of an idle job."""
+"""Maximum number of seconds between reconciles of an idle job."""
 MIN_INTERVAL_S = 0.05
-"""Minimum interval in seconds between two reconciles of a job, even if the job requests a shorter one."""
+"""Minimum number of seconds between two reconciles of a job, even if the job requests less."""
 FOLLOWING = 8
-"""Number of places for keys that are taken in the order in which they become due, or a quarter of all places if that is
-more. Keys that go first have separate places, so users' changes do not hold up other keys."""
+"""Number of places for keys that do not go first, or a quarter of all places if that is more. Keys that go first have
+their own places, so users' changes do not hold up other keys."""
 NEVER = float("inf")
 Reconcile = Callable[[JobKey], Awaitable[float | None]]
-"""A function that reconciles a job once, and returns the seconds until the next reconcile. None means that none is
-needed before the resync, and NEVER means that the job is gone."""
+"""A function that reconciles a job once. It returns the seconds until the next reconcile; None if none is needed before
+the resync, NEVER if the job is gone."""
 
 
 class WorkQueue(Generic[K]):
-    """Keys and the times at which they become due."""
+    """Keys, each with the time at which it is due."""
 
     def __init__(
         self, jitter: random.Random | None = None, *, most_first: int = 24, most_following: int = FOLLOWING
     ) -> None:
-        """`most_first`: the maximum number of keys that go first and are processed at the same time. `most_following`:
-        the same for other keys."""
+        """`most_first`: how many keys that go first may be processed at the same time. `most_following`: the same for
+        the other keys."""
         self._most_first, self._most_following = most_first, most_following
         self._due: dict[K, float] = {}
         self._heap: list[tuple[float, int, K]] = []
         self._order = 0
         self._busy: dict[K, bool] = {}
-        """Keys being processed; True if the key went first."""
+        """Keys being processed. The value is True if the key went first."""
         self._following = 0
         """The number of keys being processed that did not go first."""
         self._readded: dict[K, float] = {}
-        """Keys that were added while being processed."""
+        """Keys that were added while they were being processed, each with the time at which it is due."""
         self._failures: dict[K, int] = {}
         self._not_before: dict[K, float] = {}
         self._first: dict[K, None] = {}
-        """Keys that go before others, in the order in which they go."""
+        """Keys that go first, in the order in which they go."""
         self.latency_s = 0.0
-        """Seconds for which the last key had been due when it was taken."""
+        """Seconds for which the last taken key had been due."""
         self._jitter = jitter or random.Random()  # noqa: S311  spreads retries, no secret
 
     def __len__(self) -> int:
@@ -75,7 +76,7 @@ class WorkQueue(Generic[K]):
 
     def add(self, key: K, now: float, after_s: float = 0.0, *, first: bool = False) -> None:
         """Makes a key due after `after_s` seconds, unless it is already due earlier. `first`: True if the key goes
-        before others."""
+        first."""
         if first:
             self._first[key] = None
         due = max(now + after_s, self._not_before.get(key, now))
@@ -87,8 +88,8 @@ class WorkQueue(Generic[K]):
             heapq.heappush(self._heap, (due, self._order, key))
 
     def take(self, now: float) -> K | None:
-        """Takes a key that goes before others. If no such key can be taken, takes the key that has been due longest.
-        Returns None if no key is due, or enough keys are being processed."""
+        """Takes a key that goes first. If no such key can be taken, takes the key that has been due longest. Returns
+        None if no key is due, or enough keys are being processed."""
         if len(self._busy) - self._following < self._most_first:
             for key in self._first:
                 if (due := self._due.get(key, NEVER)) <= now:
@@ -109,7 +110,7 @@ class WorkQueue(Generic[K]):
 
     @property
     def _full(self) -> bool:
-        """True if all places for keys that are taken in the order in which they become due are in use."""
+        """True if all places for keys that do not go first are in use."""
         return self._following >= self._most_following
 
     def backlog(self, now: float) -> int:
@@ -117,8 +118,8 @@ class WorkQueue(Generic[K]):
         return sum(due <= now for due in self._due.values())
 
     def wait_s(self, now: float) -> float | None:
-        """Returns the seconds until a key can be taken; None if none can be taken before another call of `add`, `done`
-        or `failed`."""
+        """Returns the seconds until a key can be taken. Returns None if none can be taken before the next call of
+        `add`, `done` or `failed`."""
         while self._heap and self._due.get(self._heap[0][2]) != self._heap[0][0]:
             heapq.heappop(self._heap)
         if self._full:
@@ -127,14 +128,14 @@ class WorkQueue(Generic[K]):
         return max(0.0, self._heap[0][0] - now) if self._heap else None
 
     def done(self, key: K, now: float, requeue_after_s: float | None = None) -> None:
-        """Records that the work succeeded. `requeue_after_s`: seconds until the key is due again."""
+        """Records that a key was processed. `requeue_after_s`: seconds until the key is due again."""
         self._failures.pop(key, None)
         self._not_before.pop(key, None)
         self._release(key, now, requeue_after_s)
 
     def failed(self, key: K, now: float, at_least_s: float = 0.0) -> float:
-        """Records that the work failed. Returns the seconds until the retry, which grow with each failure. They are
-        never below `at_least_s`, the delay that the server requested."""
+        """Records that the processing of a key failed. Returns the seconds until the retry, which grow with each
+        failure. `at_least_s`: the delay that the server requested."""
         count = self._failures[key] = self._failures.get(key, 0) + 1
         wait = max(at_least_s, BACKOFF.wait_s(count) * self._jitter.uniform(0.75, 1.25))
         self._not_before[key] = now + max(at_least_s, min(wait, EVENT_WAIT_S))

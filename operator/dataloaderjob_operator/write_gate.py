@@ -1,4 +1,4 @@
-"""The gate that holds back an operator's writes while the operator does not know whether another one is active."""
+"""The gate that holds back an operator's writes while another operator may be active."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class WriteGate:
         return self._open.is_set()
 
     def shut(self) -> None:
-        """Makes new writes wait, and aborts those in progress."""
+        """Makes new writes wait, and aborts writes in progress."""
         self._open.clear()
         for write in self._under_way:
             write.reschedule(asyncio.get_running_loop().time())
@@ -31,7 +31,7 @@ class WriteGate:
 
     @contextlib.asynccontextmanager
     async def passing(self) -> AsyncIterator[None]:
-        """Waits until the gate is open, then lets one write pass. Raises TimeoutError if the gate is shut before the
+        """Waits until the gate is open, then lets one write pass. Raises TimeoutError if the gate shuts before the
         write has finished."""
         await self._open.wait()
         async with asyncio.timeout(None) as write:

@@ -1,8 +1,8 @@
 """Attached pods, which other controllers create. Their label makes them trainers of a job. Pure.
 
 The operator does not create, restart or delete such pods. It only reports them. Feeders exist only while pods are
-attached, or were attached recently. A starting pod does not degrade the job. Neither does a pod whose own containers
-fail or whose node is lost, because the pod's controller is responsible for it. A sidecar that fails does degrade the
+attached, and for some time afterwards. A starting pod does not degrade the job. Neither does a failure of a pod's own
+containers or of its node, because the pod's controller is responsible for these. A failing sidecar does degrade the
 job.
 """
 
@@ -23,14 +23,14 @@ from dataloaderjob_operator.decide.pod_troubles import first_trouble, lost_node,
 from dataloaderjob_operator.names import Role
 
 NO_PODS = "NoPods"
-"""The condition's reason while no pod is attached."""
+"""Condition reason while no pod is attached."""
 NOT_INJECTED = "NotInjected"
-"""The condition's reason if a pod has the label but no sidecar."""
+"""Condition reason if a pod has the label but no sidecar."""
 NOT_CONNECTED = "NotConnected"
-"""The condition's reason if sidecars run but do not reach the supervisor."""
+"""Condition reason if sidecars run but do not reach the supervisor."""
 CONNECTS_S = 60.0
-"""Seconds after its start within which a sidecar must reach a supervisor. The kubelet takes up to a minute to propagate
-a new Secret to a running pod."""
+"""Seconds that a sidecar has to reach the supervisor after its start. The kubelet takes up to a minute to propagate a
+new Secret to a running pod."""
 ENDED = frozenset({"Succeeded", "Failed"})
 
 
@@ -45,7 +45,7 @@ def present(found: Iterable[Pod]) -> list[Pod]:
 
 
 def with_sidecar(observed: Observed) -> list[Pod]:
-    """Returns the attached pods with a sidecar that can work, according to their specs."""
+    """Returns the attached pods whose specs contain a sidecar that can work."""
     return [pod for pod in pods(observed) if _lack(pod) is None]
 
 
@@ -64,14 +64,13 @@ def idles_at(observed: Observed, now: datetime) -> datetime | None:
 
 
 def is_idle(observed: Observed, now: datetime) -> bool:
-    """Returns True if the job needs no feeders, because no pod has been attached for long enough."""
+    """Returns True if the job needs no feeders because no pod has been attached for long enough."""
     at = idles_at(observed, now)
     return at is not None and at <= now
 
 
 def as_needed(observed: Observed, now: datetime) -> Observed:
-    """Returns the job as it should run now. If the job is idle, its number of feeders is zero, regardless of its
-    spec."""
+    """Returns the job as it should run now. An idle job has zero feeders, regardless of its spec."""
     idle = observed.job.spec.trainers.attached and is_idle(observed, now)
     return replace(observed, job=_without_feeders(observed.job)) if idle else observed
 
@@ -97,8 +96,8 @@ def with_attached(health: Health, observed: Observed, now: datetime) -> Health:
 
 
 def sidecars(observed: Observed, event_trouble: Trouble | None, now: datetime) -> ConditionState:
-    """Returns the state of the condition SidecarsReady. The condition holds if every attached pod's sidecar listens and
-    has reached the supervisor."""
+    """Returns the state of the condition SidecarsReady. The condition holds if the sidecars of all attached pods listen
+    and have reached the supervisor."""
     mine = pods(observed)
     if not mine:
         return ConditionState(True, NO_PODS, "no pod is attached")
@@ -116,8 +115,8 @@ def sidecars(observed: Observed, event_trouble: Trouble | None, now: datetime) -
 
 
 def trainers(observed: Observed, event_trouble: Trouble | None) -> ConditionState:
-    """Returns the state of the condition TrainersReady. The condition holds if the containers of every attached pod
-    run. If a pod's containers do not run, the pod's owner has to act."""
+    """Returns the state of the condition TrainersReady. The condition holds if the containers of all attached pods
+    run."""
     mine = pods(observed)
     if not mine:
         return ConditionState(True, NO_PODS, "no pod is attached")
@@ -140,8 +139,7 @@ def sidecar_trouble(pod: Pod) -> Trouble | None:
 
 
 def _lack(pod: Pod) -> Trouble | None:
-    """Returns the problem with a pod that has no sidecar, or a sidecar that cannot work; None if its sidecar can
-    work."""
+    """Returns the problem if a pod has no sidecar, or one that cannot work; None if the sidecar can work."""
     containers = (pod.get("spec") or {}).get("initContainers") or ()
     mine = [c for c in containers if c.get("name") == SIDECAR]
     name, label = str(pod["metadata"]["name"]), names.LABEL_INJECT
@@ -162,7 +160,7 @@ def _lack(pod: Pod) -> Trouble | None:
 
 
 def cannot_follow(observed: Observed) -> ConditionState | None:
-    """Returns the condition's state if the followed object is missing or cannot be read; None if nothing is wrong."""
+    """Returns a condition state if the followed object is missing or cannot be read; None if nothing is wrong."""
     found = observed.followed
     if found is None or found.state not in (FollowedState.MISSING, FollowedState.UNREADABLE):
         return None
@@ -177,13 +175,13 @@ def connects_at(observed: Observed, now: datetime) -> datetime | None:
 
 
 def summary(count: int, ranks: int) -> str:
-    """Formats the numbers of pods and ranks for a column of `kubectl get`."""
+    """Formats the numbers of pods and ranks for the output of `kubectl get`."""
     pods_text = f"{count} pod{'' if count == 1 else 's'}"
     return f"{pods_text}, {ranks} rank{'' if ranks == 1 else 's'}" if count else pods_text
 
 
 def _not_connected(observed: Observed, now: datetime) -> str:
-    """Describes sidecars that run but do not reach a responsive supervisor; empty if there are none."""
+    """Describes running sidecars that do not reach the supervisor although it answers; empty if there are none."""
     supervisor = observed.supervisor
     if supervisor is None or supervisor.silent:
         return ""
@@ -213,7 +211,8 @@ def _own_trouble(pod: Pod) -> Trouble | None:
 
 
 def _with_containers(pod: Pod, *, sidecar: bool) -> Pod:
-    """Returns the pod with only its sidecar's status, or only its other containers' statuses."""
+    """Returns the pod with only the sidecar's status if `sidecar` is True, and without the sidecar's status
+    otherwise."""
     status = pod.get("status") or {}
     init = [c for c in status.get("initContainerStatuses") or () if (c.get("name") == SIDECAR) is sidecar]
     if not sidecar:
@@ -226,8 +225,7 @@ def _over(pod: Pod) -> bool:
 
 
 def _gated(pod: Pod) -> bool:
-    """Returns True if a queue such as Kueue holds the pod back. Such a pod occupies no GPU, so it needs no feeders
-    yet."""
+    """Returns True if a queue such as Kueue holds the pod back. Such a pod holds no GPU, so it needs no feeders yet."""
     conditions: Iterable[Mapping[str, str]] = (pod.get("status") or {}).get("conditions") or ()
     return any(
         (c.get("type"), c.get("status"), c.get("reason")) == ("PodScheduled", "False", "SchedulingGated")

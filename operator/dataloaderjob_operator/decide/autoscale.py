@@ -1,5 +1,5 @@
-"""The autoscaling of one job: the conversion of its spec and state to the policy's input, and of the policy's answer to
-a condition. Pure.
+"""The autoscaling of one job. This module converts the job's spec and state to the policy's input, and the policy's
+answer to a condition. Pure.
 
 The policy is `dataloaderjob.core.autoscaling`; `autoscaler` runs it.
 """
@@ -16,7 +16,7 @@ from dataloaderjob_operator.decide.observed import Observed, ScalingReport, Supe
 from dataloaderjob_operator.decide.stages import WANTED, ChildPart, Stage, StageResult
 
 LASTING = frozenset({Reason.SATURATED, Reason.PENDING, Reason.AT_LIMIT})
-"""Reasons that persist, and therefore appear in the condition."""
+"""Lasting reasons of the policy. The condition AutoscalingActive shows these, and `Scaling` instead of all others."""
 SCALED = "replicas "
 """Prefix of the message that reports a change in the number of replicas."""
 ROLLOUT = "feeders are being replaced"
@@ -31,7 +31,7 @@ class ScalingTarget:
     replicas: int
     per_pod: int
     frozen: str = ""
-    """The reason not to change the number now; empty if there is none."""
+    """The reason not to change the number of feeders now; empty if there is none."""
 
     @property
     def bounds(self) -> Bounds:
@@ -69,8 +69,8 @@ def _rolls_out(observed: Observed) -> bool:
 
 
 def report_of(before: ScalingReport | None, target: ScalingTarget, proposal: Proposal) -> ScalingReport:
-    """Returns the report about the policy's proposal. If the proposal does not change the number, the report repeats
-    the last change."""
+    """Returns the report about the policy's proposal. If the proposal does not change the number of feeders, the report
+    repeats the last change."""
     reason = proposal.reason.value if proposal.reason in LASTING else "Scaling"
     replicas = proposal.feeders // target.per_pod
     if replicas != target.replicas:
@@ -80,7 +80,7 @@ def report_of(before: ScalingReport | None, target: ScalingTarget, proposal: Pro
 
 
 def blocked_by(name: str) -> ScalingReport:
-    """Returns the report for a job that a HorizontalPodAutoscaler scales. `name`: the name of that autoscaler."""
+    """Returns the report for a job that the HorizontalPodAutoscaler `name` scales."""
     text = f"HorizontalPodAutoscaler {name} scales this job: delete it, or use autoscaling.mode Recommend"
     return ScalingReport(False, "HorizontalPodAutoscaler", text)
 

@@ -1,6 +1,5 @@
-"""The conditions of a job, derived from its stage and from the states of its parts. Pure: callers pass the time. A
-condition keeps its transition time while its status stays the same.
-"""
+"""The conditions of a job, derived from its stage and its parts. Pure: callers pass the time. A condition keeps its
+transition time while its status stays the same."""
 
 from __future__ import annotations
 
@@ -26,7 +25,7 @@ from dataloaderjob_operator.decide.stages import (
 )
 
 FAULTS = frozenset({"InvalidSpec", "NotUnderstood"})
-"""Reasons that persist until the job's spec changes."""
+"""Condition reasons that persist until the job's spec changes."""
 MAX_MESSAGE = 4096
 """Maximum number of characters of a message, as in the CRD."""
 WITHHELD = "the API server refused the text of this condition: see the operator's log"
@@ -39,10 +38,9 @@ _TELLING = (
     (ConditionType.READY, "False"),
     (ConditionType.PROGRESSING, "True"),
 )
-"""Types of conditions, each with the status that explains why a job is not in its desired state. The first match is
-used."""
+"""Condition types, each with the status that shows that a job is not in its desired state. The first match is used."""
 _SAID = frozenset(stage.value for stage in Stage)
-"""Reasons that merely repeat the phase."""
+"""Condition reasons that merely repeat the phase."""
 
 
 def conditions(
@@ -65,8 +63,8 @@ def conditions(
 
 
 def reason_of(conditions: Iterable[Condition]) -> str:
-    """Returns the reason why a job is not in its desired state, according to its conditions. The reason is empty if the
-    job is in that state, or if it would only repeat the phase."""
+    """Returns the reason why a job is not in its desired state, from its conditions. Returns an empty string if the job
+    is in that state, or if the reason would only repeat the phase."""
     found = {condition.type: condition for condition in conditions}
     for kind, bad in _TELLING:
         if kind in found and found[kind].status == bad:
@@ -82,7 +80,7 @@ def not_ready(
     *,
     refused_texts: frozenset[str],
 ) -> DataLoaderJobStatus:
-    """Returns the status, updated only with the reason why the job is not ready."""
+    """Returns the status with one change: the reason why the job is not ready."""
     stalled = ConditionState(True, why.reason, why.message)
     made = [
         made_condition(before, kind, state, generation, now, refused_texts=refused_texts)
@@ -110,7 +108,7 @@ def made_condition(
     before: DataLoaderJobStatus, kind: ConditionType, state: ConditionState, generation: int, now: datetime, *,
     refused_texts: frozenset[str],
 ) -> Condition:  # fmt: skip
-    """Returns one condition. Its text is safe for the API server and for a terminal, wherever the text comes from."""
+    """Builds one condition. Its text is safe for the API server and for a terminal, whatever the source of the text."""
     old, message = before.condition(kind), clean(state.message, MAX_MESSAGE)
     return Condition(
         type=kind, status=state.status, reason=reason_word(state.reason),
@@ -120,13 +118,14 @@ def made_condition(
 
 
 def _left_behind(observed: Observed, now: datetime) -> ConditionState | None:
-    """Returns the state that reports stuck pods, which the operator no longer waits for; None if no pods are stuck."""
+    """Returns the condition state that reports stuck pods, for which the operator no longer waits; None if no pods are
+    stuck."""
     gone = restarts.stuck(observed, now)
     return ConditionState(False, "PodsStuck", restarts.describe_stuck(gone)) if gone else None
 
 
 def _hindrance(observed: Observed) -> ConditionState | None:
-    """Returns the obstacle to creating children; None if there is none."""
+    """Returns the obstacle to creating children, as a condition state; None if there is none."""
     if observed.not_understood:
         return ConditionState(False, "NotUnderstood", observed.not_understood)
     return ConditionState(False, "ChildRefused", observed.refused) if observed.refused else None
@@ -161,8 +160,8 @@ def _all(
 
 
 def _stalled(result: StageResult, ready: ConditionState) -> ConditionState:
-    """Returns the state of the condition Stalled, for tools that wait for the job. The condition holds if the job
-    failed or its spec must change."""
+    """Returns the state of the condition Stalled. The condition holds if the job failed or its spec must change, so
+    tools need not wait any longer."""
     if result.stage is Stage.FAILED:
         return ConditionState(True, result.reason, result.message)
     if ready.reason in FAULTS:
@@ -176,7 +175,7 @@ def _ready(result: StageResult, found: Parts, *, attaches: bool) -> ConditionSta
     if result.stage in ENDED or result.stage in HELD:
         return ConditionState(False, result.stage.value, result.message)
     lacking = lacking_parts(found, attaches=attaches)
-    if lacking:  # a fault comes before a part that is merely starting
+    if lacking:  # a fault takes precedence over a part that is merely starting
         first = min(lacking, key=lambda state: state.reason in STARTS)
         return ConditionState(False, first.reason, first.message)
     if result.stage in ATTACHED:

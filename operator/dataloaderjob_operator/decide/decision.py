@@ -1,4 +1,5 @@
-"""The decision of one reconcile from the observed state: children to apply or delete, and the status. Pure."""
+"""The decision of one reconcile, made from the observed state: the children to apply or delete, and the status.
+Pure."""
 
 from __future__ import annotations
 
@@ -62,8 +63,7 @@ COUNTS_EVERY_S = 3.0
 """Minimum interval in seconds between two writes that change only counts and messages. Pods become ready one by one,
 and each write takes 17 ms of the API server's CPU time."""
 CONNECT_AGAIN_S = 10.0
-"""Interval in seconds between decisions while sidecars do not reach the supervisor, because their Secret may have to be
-recreated."""
+"""Seconds between decisions while sidecars do not reach the supervisor. Their Secret may have to be recreated."""
 NOT_UNDERSTOOD = (
     "the operator cannot process this job; check its templates for a field that is null or has the wrong type"
 )
@@ -80,17 +80,17 @@ ROLES = {
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Decision:
     """The work of one reconcile. The status is written before anything is deleted or created. If the operator crashes
-    in between, it therefore makes the same decision after its restart."""
+    in between, it makes the same decision after its restart."""
 
     status: DataLoaderJobStatus
     apply: tuple[Manifest, ...] = ()
     later: tuple[Manifest, ...] = ()
-    """Children that are not created until feeders serve. They are included in the dry run of `apply`."""
+    """Children that are not created until feeders serve. The dry run of `apply` includes them."""
     delete: tuple[Key, ...] = ()
     delete_job: bool = False
-    """True if the job itself must be deleted because its `ttlSecondsAfterFinished` has passed."""
+    """True if the job must be deleted because its `ttlSecondsAfterFinished` has passed."""
     follow: FollowSpec | None = None
-    """The object whose end the job awaits; None if there is none."""
+    """The object whose end the job awaits; None if it awaits none."""
     ray_cluster: str | None = None
     """The RayCluster whose address the job still needs; None if it needs none."""
     feeders: int | None = None
@@ -102,18 +102,17 @@ class Decision:
     scaling: autoscale.ScalingTarget | None = None
     """The job as its autoscaler sees it; None if it must not be scaled."""
     requeue_after_s: float | None = None
-    """Seconds until the next deadline, which no watch reports; None if there is none."""
+    """Seconds until the next deadline; None if there is none. No watch reports deadlines."""
     only_counts: bool = False
     """True if the new status differs only in counts, messages or metrics, which have no further effect."""
     event_queries: tuple[EventQuery, ...] = ()
-    """Objects whose events must be listed, because a part of the job does not serve and no status contains the
-    cause."""
+    """Objects whose events must be listed: a part of the job does not serve, and no status shows the cause."""
     bug: Exception | None = None
-    """The error that prevented a child from being built; None if there was none. The status also reports the error."""
+    """The error that prevented a child from being built; None if there was none. The status reports it, too."""
 
 
 def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision | None:
-    """Decides what to do about a job. Returns None if another controller manages it."""
+    """Decides what to do for a job. Returns None if another controller manages the job."""
     if not setup.manages(observed.job.spec.managed_by):
         return None
     written = observed.job
@@ -181,8 +180,8 @@ def decide(observed: Observed, setup: OperatorConfig, now: datetime) -> Decision
 
 @cached_by_job
 def _injection(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
-    """Returns the parts that the admission policy adds to labeled pods. `job` is the job as written, so a pod that ends
-    the job's idleness gets the same parts as any other pod."""
+    """Returns the parts that the admission policy adds to labeled pods. `job`: the job as the user wrote it, even while
+    it is idle. A pod that wakes an idle job thus gets the same parts as any other pod."""
     made = injection(job, image=setup.sidecar_image, pull_secrets=setup.sidecar_pull_secrets)
     return for_policy(made)
 
@@ -195,7 +194,8 @@ def not_understood(error: Exception) -> str:
 def _counted(
     observed: Observed, status: DataLoaderJobStatus, now: datetime, *, only_counts: bool
 ) -> tuple[DataLoaderJobStatus, float | None]:
-    """Returns the status to write, and the seconds until newer counts may be written; None if no write is postponed."""
+    """Returns the status to write, and the seconds until newer counts may be written. The seconds are None if no write
+    is postponed."""
     if observed.written_at is None or status == observed.status or not only_counts:
         return status, None
     wait_s = _wait_s(COUNTS_EVERY_S, observed.written_at, now)
@@ -203,7 +203,7 @@ def _counted(
 
 
 def _wait_s(every_s: float, last: datetime, now: datetime) -> float:
-    """Returns the seconds until the interval since the last write has passed; 0 if the clock has been set back."""
+    """Returns the seconds left of the interval `every_s` since the last write; 0 if the clock has been set back."""
     passed_s = (now - last).total_seconds()
     return 0.0 if passed_s < 0.0 else every_s - passed_s
 
@@ -220,9 +220,12 @@ def _uncounted(status: DataLoaderJobStatus) -> DataLoaderJobStatus:
 def _loader(
     observed: Observed, result: StageResult, found: Parts, now: datetime, *, changes: bool
 ) -> tuple[LoaderStatus, float | None]:
-    """Returns the metrics to write, and the seconds until newer metrics may be written; None if no write is postponed.
-    `changes`: True if the status is written anyway. A job that has ended keeps the metrics of its last seconds of work.
-    A suspended job has no metrics. Neither does a job whose head does not answer, because nothing can measure them."""
+    """Returns the metrics to write, and the seconds until newer metrics may be written. The seconds are None if no
+    write is postponed. `changes`: True if the status is written anyway.
+
+    A job that has ended keeps its last metrics. A suspended job has none. A job whose head does not answer has none
+    either, because nothing can measure them.
+    """
     written, rates = observed.status.loader, observed.supervisor.rates if observed.supervisor else None
     if result.stage in HELD:
         return LoaderStatus(), None
@@ -258,8 +261,8 @@ def _children(
     observed: Observed, setup: OperatorConfig, result: StageResult, want: frozenset[ChildPart], now: datetime
 ) -> tuple[dict[Key, Manifest], tuple[Manifest, ...], Exception | None]:
     """Returns the children to apply, the children that wait for feeders, and the error if a part could not be built.
-    After such an error, the other parts are still kept up to date. However, a job without pods then gets no children at
-    all, so that it never runs with only some of its pods."""
+    After such an error, the other parts are still kept up to date. A job without pods then gets no children at all, so
+    that it never runs with only some of its pods."""
     made, later, bug = list[Manifest](), list[Manifest](), None
     for part in sorted(want):
         waits = part is ChildPart.TRAINERS and observed.waits_for_feeders(result.attempt)
@@ -307,8 +310,8 @@ _BUILDERS = {ChildPart.BASE: _base, ChildPart.FEEDING: _feeding, ChildPart.TRAIN
 
 
 def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list[Key]:
-    """Returns the children to delete. Trainers that ended with their job are kept, because their pods hold the logs.
-    Trainers that a deadline stopped are deleted to free their resources."""
+    """Returns the children to delete. If the trainers ended with their job, they are kept, because their pods hold the
+    logs. If a deadline stopped the trainers, they are deleted to free their resources."""
     kept = wanted | pinned.in_use(observed)
     if result.stage in ENDED and observed.trainers() in {Trainers.COMPLETE, Trainers.FAILED}:
         kept.add(("Job", names.trainers(observed.job.name, result.attempt)))
@@ -316,8 +319,8 @@ def _unwanted(observed: Observed, result: StageResult, wanted: set[Key]) -> list
 
 
 def _hung(observed: Observed, wanted: set[Key]) -> list[Key]:
-    """Returns the head if it must be recreated with its pod because its supervisor has stopped answering. A head
-    without a pod is already the replacement, and the known status is its predecessor's."""
+    """Returns the head's Deployment if it must be recreated because the supervisor has stopped answering. A head
+    without a pod is already the replacement: the known status comes from its predecessor."""
     key = "Deployment", names.head(observed.job.name)
     live = observed.children.get(key)
     has_pod = any(not leaving(pod) for pod in observed.of_role(names.Role.HEAD))
@@ -338,8 +341,8 @@ def _due(
     now: datetime,
     more: Sequence[datetime | None],
 ) -> datetime | None:
-    """Returns the next time at which something changes only because time passes. An example is the time when an
-    out-of-memory kill is no longer reported. `more`: further such times."""
+    """Returns the next time at which the decision changes merely because time passes; None if there is none. `more`:
+    further such times."""
     started, ended = status.start_time, status.completion_time
     if result.stage in ENDED:
         ttl = observed.job.spec.ttl_seconds_after_finished

@@ -1,4 +1,4 @@
-"""Kubernetes events of a job, as `kubectl describe` shows them, derived from a status and its replacement. Pure.
+"""The Kubernetes events of a job, derived from a status and its replacement. Pure.
 
 Events are sent after the status is written. If the operator dies in between, the event is lost. No event is created
 twice, because an event's name is derived from its content.
@@ -26,18 +26,18 @@ from dataloaderjob_operator.names import MANAGER
 MAX_MESSAGE_NBYTES = 1024
 """The API's limit for the message of an event, in bytes."""
 BURST = 20
-"""Number of events with reasons in REPEATED that a job may send in a burst."""
+"""Number of events with reasons in REPEATED that a job may send in one burst."""
 REFILL_S = 120.0
-"""Seconds after which a job that has used up its burst may send another such event."""
+"""Seconds until a job that has used up its burst may send another event with a reason in REPEATED."""
 
 
 class Reason(StrEnum):
-    """Reasons of all events, for tools that filter by them."""
+    """The reasons of all events. Tools may filter by them."""
 
     STARTED = "Started"
     """The operator creates the job's children."""
     NOT_READY = "NotReady"
-    """The job does not serve. The event is sent once for each cause."""
+    """The job does not serve. One such event is sent for each cause."""
     SERVING = "Serving"
     """The head, the sidecars and the feeders serve."""
     DEGRADED = "Degraded"
@@ -47,7 +47,7 @@ class Reason(StrEnum):
     RESTARTED = "Restarted"
     """A trainer failed; all trainers are recreated."""
     SUSPENDED = "Suspended"
-    """No pod is left."""
+    """The job is suspended, and its last pod is gone."""
     RESUMED = "Resumed"
     """The job is no longer suspended."""
     COMPLETED = "Completed"
@@ -55,19 +55,19 @@ class Reason(StrEnum):
     FAILED = "Failed"
     """The job ended without success, for example because a trainer failed or a deadline passed."""
     FEEDERS_MISSING = "FeedersMissing"
-    """Fewer feeders serve than the spec requests. A running job continues with them."""
+    """Fewer feeders serve than the spec requests. A running job continues with these feeders."""
     OUT_OF_MEMORY = "OutOfMemory"
     """Feeders are killed because they run out of memory. A running job continues, but may be slower."""
     ROLLOUT_STUCK = "RolloutStuck"
-    """New feeders do not start. A running job continues with the old ones."""
+    """New feeders do not start. A running job continues with the old feeders."""
     IDLE = "Idle"
     """No pod has been attached for a long time, so the operator stops the feeders."""
     ATTACHED = "Attached"
     """A pod of another controller has the sidecar and has attached."""
     INJECTED = "Injected"
-    """Pods of a controller have the sidecar. This event is about the controller, not about the job."""
+    """Pods of a controller have the sidecar. The event is about the controller, not about the job."""
     NOT_ATTACHED = "NotAttached"
-    """Pods have the label, but the job that it names does not exist or has its own trainers. This event is about the
+    """Pods have the label, but the job that it names does not exist or has its own trainers. The event is about the
     pods' controller, or about the pod if it has no controller."""
     POD_REFUSED = "PodRefused"
     """A pod with the job's label was refused when its controller created it."""
@@ -116,9 +116,9 @@ REPEATED = frozenset(
         Reason.SCALED,
     }
 )
-"""Reasons that may recur while parts of a job fail and recover, and while pods come and go."""
+"""Reasons that may recur, as parts of a job fail and recover, or pods come and go."""
 MAX_NAME = 230
-"""Maximum number of characters that an object's name contributes to an event's name, which may have at most 253."""
+"""Maximum number of characters of an object's name within an event's name. An event's name may have at most 253."""
 HELD = frozenset({Phase.SUSPENDING, Phase.SUSPENDED})
 Status = DataLoaderJobStatus
 
@@ -140,7 +140,7 @@ class JobEvent:
     reason: Reason
     message: str
     once: str
-    """A key. Two events of a job with the same reason and the same key are the same event."""
+    """A key for the occurrence. Two events of a job with the same reason and the same key are the same event."""
     about: Controller | None = None
     """The object that the event is about; None for the job."""
 
@@ -151,7 +151,7 @@ class JobEvent:
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """A reason with its trigger, its message, and the key that identifies one occurrence."""
+    """One kind of event: the reason, the trigger, the message, and the key of an occurrence."""
 
     reason: Reason
     happened: Callable[[Status, Status], bool]
@@ -174,7 +174,7 @@ def cut(text: str, nbytes: int) -> str:
 
 
 def unknown_fields(doubts: Sequence[str], generation: int) -> JobEvent:
-    """Returns the event about a template's unknown fields that resemble known ones. Each spec causes at most one such
+    """Returns the event about unknown template fields that resemble known ones. Each spec causes at most one such
     event."""
     return JobEvent(Reason.UNKNOWN_FIELD, cut("; ".join(doubts), MAX_MESSAGE_NBYTES), str(generation))
 
@@ -186,7 +186,7 @@ def managed_elsewhere(manager: str) -> JobEvent:
 
 
 def manifest(event: JobEvent, about: Metadata, now: datetime, host: str) -> Manifest:
-    """Returns the event as an object for the API server. The same event always has the same name."""
+    """Returns the event as an object for the API server. The same event always gets the same name."""
     identity = f"{about.uid}/{event.reason.value}/{event.once}"
     digest = hashlib.sha256(identity.encode()).hexdigest()[:16]
     found = event.about or Controller(
@@ -319,8 +319,7 @@ def _new_cause(before: Status, after: Status) -> bool:
 
 
 def _cause(status: Status) -> str:
-    """Returns a key for the cause of a status. The same cause is reported once for each spec, start and attempt,
-    however often it recurs."""
+    """Returns a key for the cause of a status. A cause is reported only once per spec, start and attempt."""
     ready = status.condition(ConditionType.READY)
     return f"{ready.reason if ready else ''}/{status.observed_generation}/{_start(status)}/{status.trainers.restarts}"
 
@@ -336,7 +335,7 @@ def _change(status: Status) -> str:
 
 
 def _moves_because(reason: Reason) -> Callable[[Status, Status], bool]:
-    """Returns a function that checks whether the condition Progressing changed to this reason."""
+    """Returns a function that checks whether the condition Progressing has just got this reason."""
 
     def begins(before: Status, after: Status) -> bool:
         old, new = (status.condition(ConditionType.PROGRESSING) for status in (before, after))

@@ -1,6 +1,5 @@
 """Jobs whose feeders run on an existing Ray cluster: finding the cluster's address, waiting for it, and refusing a
-cluster with mismatched versions. Pure.
-"""
+cluster with other versions of Ray or Python. Pure."""
 
 from __future__ import annotations
 
@@ -20,13 +19,13 @@ from dataloaderjob_operator.decide.observed import Observed, leaving, parse_time
 from dataloaderjob_operator.names import Role
 
 WAITS = "WaitsForRayCluster"
-"""The condition's reason while the address of a RayCluster is not known."""
+"""Condition reason while the address of a RayCluster is not known."""
 LOOKS = "LooksForRayCluster"
-"""The condition's reason until the first lookup of a RayCluster has ended, which takes a moment."""
+"""Condition reason until the first lookup of a RayCluster has ended."""
 DIFFERS = "RayVersionMismatch"
-"""The condition's reason if the cluster has a different version of Ray, or a different minor version of Python."""
+"""Condition reason if the cluster has a different version of Ray, or a different minor version of Python."""
 ENDS_S = 15.0
-"""Maximum time in seconds for which the supervisor's pod is kept after the job's end. The supervisor answers within 5
+"""Maximum number of seconds for which the supervisor's pod is kept after the job's end. The supervisor answers within 5
 s, and Ray needs a few more seconds."""
 HEAD_FIELD, OWN_FIELD = "spec.ray.managed.head.resources", "spec.ray.external.resources"
 
@@ -40,8 +39,8 @@ def resolved(observed: Observed) -> Observed:
 
 
 def _address(observed: Observed, cluster: str) -> str:
-    """Returns the RayCluster's address. A job keeps a known address, so that its pods do not end when the RayCluster is
-    deleted."""
+    """Returns the RayCluster's address; empty if it is unknown. A job keeps a known address, so its pods survive the
+    deletion of the RayCluster."""
     known, found = observed.status.ray, observed.ray_cluster
     if known.address and known.ray_cluster == cluster:
         return known.address
@@ -63,7 +62,7 @@ def to_look_up(observed: Observed) -> str | None:
 
 
 def waits(observed: Observed) -> ConditionState | None:
-    """Returns the state of a job that waits for its RayCluster; None if it does not wait."""
+    """Returns the condition state of a job that waits for its RayCluster; None if the job does not wait."""
     name = to_look_up(observed)
     if name is None:
         return None
@@ -74,8 +73,8 @@ def waits(observed: Observed) -> ConditionState | None:
 
 
 def refusal(observed: Observed) -> str:
-    """Returns the message from a supervisor's pod that cannot use the Ray cluster because of a version mismatch; empty
-    if it can use the cluster."""
+    """Returns the supervisor's message if it cannot use the Ray cluster because their versions differ; empty
+    otherwise."""
     if observed.job.spec.ray.external is None:
         return ""
     return next(_refusals(observed), "")
@@ -93,8 +92,8 @@ def _refusals(observed: Observed) -> Iterator[str]:
 
 
 def with_actors(observed: Observed, health: Health) -> Health:
-    """Returns the health of a job whose feeders are actors in another cluster's pods. The operator does not see these
-    pods, so only the supervisor reports feeders."""
+    """Returns the health of a job whose feeders are actors on an existing Ray cluster. The operator does not see their
+    pods, so only the supervisor reports these feeders."""
     if observed.job.spec.ray.external is None:
         return health
     head = waits(observed) or health.head_pods
@@ -105,9 +104,9 @@ def with_actors(observed: Observed, health: Health) -> Health:
 
 
 def ends_s(observed: Observed, now: datetime) -> float | None:
-    """Returns the seconds for which the supervisor's pod is still kept after the job's end, so that the supervisor can
-    end the actors. Returns None if the supervisor has ended them, or cannot. If it cannot, or if the job itself is
-    deleted, the actors end when their lease expires."""
+    """Returns the seconds for which the supervisor's pod is still kept after the job's end. The supervisor ends the
+    actors in this time. Returns None if the supervisor has ended the actors or does not answer. In the latter case,
+    they end when their lease expires."""
     live = observed.children.get(("Deployment", names.head(observed.job.name)))
     supervisor = observed.supervisor
     if observed.job.spec.ray.external is None or live is None or leaving(live):
@@ -128,8 +127,8 @@ def ray_status(observed: Observed) -> RayStatus:
 
 
 def with_own_fields(job: DataLoaderJob, made: Sequence[Condition]) -> tuple[Condition, ...]:
-    """Returns the conditions with messages that name this job's fields. On an existing cluster, the fields of the
-    supervisor's pod have other names."""
+    """Adapts the conditions' messages to an existing Ray cluster, where another field sets the supervisor's
+    resources."""
     if job.spec.ray.external is None:
         return tuple(made)
     return tuple(c.model_copy(update={"message": c.message.replace(HEAD_FIELD, OWN_FIELD)}) for c in made)

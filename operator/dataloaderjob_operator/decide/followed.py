@@ -1,6 +1,6 @@
 """The end of the object that an attached job follows, derived from the object's own status. Pure.
 
-Most controllers report an end as a condition, each with its own type. KubeRay and Volcano report it in fields of their
+Most controllers report an end in a condition, but the condition's type differs. KubeRay and Volcano use fields of their
 own. The same rules apply to objects of unknown kinds.
 """
 
@@ -15,17 +15,17 @@ from dataloaderjob.api.attach import FollowSpec
 
 MAX_TEXT = 600
 COMPLETE = ("Complete", "Completed", "Succeeded", "SuccessCriteriaMet")
-"""Types of the condition with which Jobs, JobSets, TrainJobs and Kubeflow's PyTorchJobs report success."""
+"""Condition types with which Jobs, JobSets, TrainJobs and Kubeflow's PyTorchJobs report success."""
 FAILED = ("Failed", "FailureTarget")
 RAY_GROUP = "ray.io"
 RAY_SUCCEEDED, RAY_ENDED = "SUCCEEDED", frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 PHASES_COMPLETE = frozenset({"Succeeded", "Completed", "Complete"})
-"""Phases of Pods, and of Volcano's and Argo's jobs, that mean success."""
+"""Phases with which Pods, and the jobs of Volcano and Argo, report success."""
 PHASES_FAILED = frozenset({"Failed", "Error", "Aborted", "Terminated"})
 CANNOT = "FollowedNotRead"
-"""The condition's reason if the followed object cannot be read."""
+"""Condition reason if the followed object cannot be read."""
 MISSING = "FollowedMissing"
-"""The condition's reason while the followed object does not exist yet."""
+"""Condition reason while the followed object does not exist yet."""
 
 
 class FollowedState(Enum):
@@ -37,7 +37,7 @@ class FollowedState(Enum):
     MISSING = auto()
     """The object does not exist, and perhaps never did."""
     UNREADABLE = auto()
-    """The object's kind is unknown, or the operator does not have permission to read the object."""
+    """The API server does not know the object's kind, or the operator does not have permission to read the object."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,13 +47,13 @@ class Followed:
 
     state: FollowedState
     text: str = ""
-    """The object's own explanation of its end, or the reason why it cannot be read, with the remedy."""
+    """The object's own explanation of its end; if the object cannot be read, the reason and the remedy."""
     uid: str = ""
     """The object's uid; empty if the object was not read."""
 
 
 def read(thing: Mapping[str, Any], follow: FollowSpec) -> Followed:
-    """Returns the state of a followed object, as the API server sent it."""
+    """Returns the state of a followed object. `thing`: the object as the API server sent it."""
     status, uid = _mapping(thing.get("status")), str(_mapping(thing.get("metadata")).get("uid") or "")
     found = _of_ray(status) if follow.group == RAY_GROUP else None
     state, text = found or _by_conditions(status) or _by_phase(status) or (FollowedState.ACTIVE, "")
@@ -84,7 +84,7 @@ def forbidden(follow: FollowSpec, plural: str) -> Followed:
 
 
 def _of_ray(status: Mapping[str, Any]) -> tuple[FollowedState, str] | None:
-    """Returns the state of a RayJob, with the explanation of its end. A failed attempt that is retried does not end the
+    """Returns the state of a RayJob and the explanation of its end. A failed attempt that is retried does not end the
     RayJob."""
     job, deployment = str(status.get("jobStatus") or ""), str(status.get("jobDeploymentStatus") or "")
     over = deployment in {"Complete", "Failed"} or (not deployment and job in RAY_ENDED)

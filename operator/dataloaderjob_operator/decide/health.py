@@ -1,10 +1,10 @@
 """The health of a job's pods, diagnosed once for each decision: whether enough pods of each role serve and, if not,
 why. Pure.
 
-The cause is usually in the pods' own statuses (`trouble_of`). Some causes appear only in events, such as volumes that
-cannot be mounted and pods refused by a quota or a policy. The operator does not watch all events of a cluster. It lists
-the events of a few of the job's objects (`queries`), and only while the job does not serve and no status contains the
-cause. `meaning` interprets the events.
+The pods' own statuses usually contain the cause (`trouble_of`). Some causes appear only in events, such as volumes that
+cannot be mounted and pods refused by a quota or a policy. The operator does not watch all events of a cluster. If the
+job does not serve and no status contains the cause, it lists the events of a few of the job's objects (`queries`).
+`meaning` interprets these events.
 """
 
 from __future__ import annotations
@@ -38,12 +38,11 @@ from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
 
 SETTLE_S = 5.0
-"""Seconds for which an object must have waited before its events are listed."""
+"""Seconds that an object must have waited before its events are listed."""
 AGAIN_S = 10.0
-"""Interval in seconds between two requests for the events of the same job."""
+"""Seconds between two requests for the events of the same job."""
 PODS = 2
-"""Maximum number of pods of each role whose events are listed at a time. The other pods are most likely held up by the
-same cause."""
+"""Maximum number of pods of one role whose events are listed. Most likely, the same cause holds up the other pods."""
 REASONS = {
     "FailedMount": "VolumeNotMounted",
     "FailedMapVolume": "VolumeNotMounted",
@@ -53,18 +52,18 @@ REASONS = {
     "NetworkNotReady": "SandboxNotCreated",
     "FailedCreate": "PodsRefused",
 }
-"""The condition's reason for each reason of an event; other reasons are used unchanged."""
+"""Reasons of events, each with the condition reason that replaces it. Other reasons are used unchanged."""
 MOVED_ON = frozenset({"Pulling", "Pulled", "Created", "Started", "SuccessfulCreate"})
 """Reasons of events that show that a pod or Job has recovered from an earlier problem."""
 WAITS = "WaitsForFeeders"
-"""The condition's reason while trainers are not created because too few feeders serve."""
+"""Condition reason while trainers are not created because too few feeders serve."""
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 _NOISE = (
     (re.compile(r"\b[0-9a-f]{32,}\b"), "…"),
     (re.compile(r'^Error creating: pods "[^"]*" is '), "a pod is "),
 )
-"""Patterns of IDs that differ between attempts, and their replacements. A condition's text must not change with
-them."""
+"""Patterns of IDs that differ between attempts, and their replacements. A condition's text must be the same for each
+attempt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,11 +93,11 @@ class EventQuery:
 
 @dataclass(frozen=True, slots=True)
 class Queries:
-    """Events to list now, and the time of the next decision about listing events."""
+    """The events to list now, and the time until the next choice of events."""
 
     queries: tuple[EventQuery, ...] = ()
     again_s: float | None = None
-    """Seconds until the next decision; None if nothing is held up."""
+    """Seconds until the next choice of events; None if nothing is held up."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,16 +110,16 @@ class RoleHealth:
     trouble: Trouble | None
     """The first problem in the statuses of `pods`."""
     replaced: Trouble | None
-    """The first problem of pods that their Deployment has replaced. Such pods remain, for example after an eviction."""
+    """The first problem of pods that their Deployment has replaced. Such pods remain after an eviction, for example."""
     culprit: Trouble | None
-    """The first problem of any pod of the attempt, including pods being deleted. For example, an evicted trainer that
-    has brought down the others is itself being deleted."""
+    """The first problem of any pod of the attempt, including pods being deleted. An evicted trainer that brings down
+    the others is itself being deleted."""
     leaving: tuple[Manifest, ...]
     """Pods that are being deleted."""
     held_up: tuple[tuple[EventQuery, datetime], ...]
-    """Objects that wait for something not named in their status, each with the time at which the wait began."""
+    """Objects whose status does not say what they wait for, each with the time at which the wait began."""
     event_trouble: Trouble | None
-    """The first problem that events report about the objects in `held_up`, in their order; None if there is none."""
+    """The first problem that events report, in the order of `held_up`; None if there is none."""
 
     @property
     def cause(self) -> Trouble | None:
@@ -136,19 +135,19 @@ class Health:
     trouble: Trouble | None
     """The first problem in the statuses of pods that were not replaced, including pods being deleted."""
     head_pods: ConditionState
-    """State that holds if the head's pod is ready."""
+    """This state holds if the head's pod is ready."""
     feeder_pods: ConditionState
-    """State that holds if at least `minAvailable` feeder pods are ready."""
+    """This state holds if at least `minAvailable` feeder pods are ready."""
     sidecars: ConditionState
-    """State that holds if the sidecar of each trainer pod listens."""
+    """This state holds if the sidecar of each trainer pod listens."""
     trainer_pods: ConditionState
-    """State that holds if all trainer pods are running."""
+    """This state holds if all trainer pods are running."""
     trainers_running: int
     """Number of trainer pods that run or have succeeded."""
 
     @property
     def event_trouble(self) -> Trouble | None:
-        """The first problem that events report about a role, in the order of the roles; None if there is none."""
+        """The first problem that events report about any role, in the order of the roles; None if there is none."""
         return next((role.event_trouble for role in self.roles.values() if role.event_trouble), None)
 
 
@@ -191,8 +190,8 @@ def queries(roles: Iterable[RoleHealth], now: datetime) -> Queries:
 
 
 def meaning(query: EventQuery, events: Iterable[Mapping[str, Any]]) -> Trouble | None:
-    """Returns the problem that the newest warning reports; None if there is no warning, or the object has since
-    recovered."""
+    """Returns the problem that the newest Warning event reports. Returns None if there is no such event, or the object
+    has recovered since."""
     found = sorted(events, key=moment_of)
     warnings = [event for event in found if event.get("type") == "Warning"]
     if not warnings:
@@ -266,7 +265,7 @@ def _deployment(observed: Observed, name: str, health: RoleHealth, needed: int) 
 def _trainer_pods(
     observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, Any]], bool], what: str
 ) -> ConditionState:
-    """Returns the state of the trainer pods, which holds if all `replicas` pods satisfy `does`."""
+    """Returns the state of the trainer pods. The state holds if all `replicas` pods satisfy `does`."""
     job = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
     if job is not None and suspended(job):
         name = job["metadata"]["name"]
@@ -309,7 +308,7 @@ def _doing(observed: Observed, health: RoleHealth, does: Callable[[Mapping[str, 
 
 
 def _succeeded_and_gone(observed: Observed, health: RoleHealth) -> int:
-    """Returns the number of trainers that succeeded, but whose pods have since been removed."""
+    """Returns the number of trainers that succeeded and whose pods are gone."""
     live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)), {})
     ended = int(live.get("status", {}).get("succeeded") or 0)
     there: int = sum((pod.get("status") or {}).get("phase") == "Succeeded" for pod in health.pods)
@@ -325,7 +324,7 @@ def sidecar_listens(status: Mapping[str, Any]) -> bool:
 
 
 def _ended_well(status: Mapping[str, Any]) -> bool:
-    """Returns True if a pod succeeded, according to its containers' exit codes, which are known a little before its
+    """Returns True if a pod succeeded, judging by its containers' exit codes. These are known a little before the pod's
     phase."""
     codes = [
         c.get("state", {}).get("terminated", {}).get("exitCode")
@@ -342,8 +341,8 @@ def trains(status: Mapping[str, Any]) -> bool:
 
 
 def _held_up(observed: Observed, role: Role, found: _Diagnosed) -> Iterator[tuple[EventQuery, datetime]]:
-    """Yields objects that wait for something not named in their status, sorted by name, each with the time at which the
-    wait began."""
+    """Yields objects whose status does not say what they wait for, sorted by name. Each item also has the time at which
+    the wait began."""
     for pod, trouble in sorted(found, key=lambda each: str(each[0]["metadata"]["name"])):
         if trouble is None and (since := _waits_on_node(pod)) is not None:
             yield EventQuery("Pod", pod["metadata"]["name"], pod["metadata"].get("uid", "")), since
@@ -354,8 +353,7 @@ def _held_up(observed: Observed, role: Role, found: _Diagnosed) -> Iterator[tupl
 
 
 def _waits_on_node(pod: Mapping[str, Any]) -> datetime | None:
-    """Returns the time since which a pod has had a node but no container; None if it has no node, or already has a
-    container."""
+    """Returns the time since which a pod has had a node but no container; None for any other pod."""
     status = pod.get("status", {})
     placed = next((c for c in status.get("conditions") or () if c["type"] == "PodScheduled"), None)
     if status.get("phase", "Pending") != "Pending" or placed is None or placed.get("status") != "True":
@@ -395,7 +393,7 @@ def _made(thing: Mapping[str, Any]) -> datetime:
 
 
 def moment_of(event: Mapping[str, Any]) -> datetime:
-    """Returns the time at which an event was last observed, from whichever field contains that time."""
+    """Returns the time at which an event was last observed, from whichever field holds it."""
     series = event.get("series") or {}
     found = (
         series.get("lastObservedTime"), event.get("lastTimestamp"), event.get("eventTime"),

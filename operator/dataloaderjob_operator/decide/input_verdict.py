@@ -1,8 +1,8 @@
-"""The verdict on a job's input, for its status: the loader's fields, the column of `kubectl get`, and the condition.
-Pure.
+"""The verdict on a job's input, as its status shows it: in the loader's fields, in a column of `kubectl get`, and in
+the condition InputBound. Pure.
 
 This module counts feeders in pods, as the spec and `kubectl scale` do. The condition is derived from the status's own
-fields, so it changes only when those fields are written.
+fields, so it changes only when they are written.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ REASONS = {
     "order": "Order",
     "trainer": "Trainer",
 }
-"""The condition's reason for each limit."""
+"""The condition reason for each limit."""
 STEADY = 0.1
-"""Minimum change of the recommended number that is worth a write, as a fraction of that number."""
+"""Minimum change of the recommended number of pods that is worth a write, as a fraction of that number."""
 
 
 def pods_of(feeders: int, spec: FeedersSpec) -> int:
@@ -52,7 +52,7 @@ def with_verdict(loader: LoaderStatus, measures: Measures | None, spec: FeedersS
 
 
 def _pods(verdict: InputVerdict, spec: FeedersSpec) -> tuple[int, int]:
-    """Returns the recommended and the current number of pods. They are equal if the number should not change."""
+    """Returns the recommended and the current number of pods. The two are equal if the number should not change."""
     present = pods_of(verdict.now, spec)
     return (present if verdict.feeders == verdict.now else pods_of(verdict.feeders, spec)), present
 
@@ -66,7 +66,7 @@ def differs(written: LoaderStatus, fresh: LoaderStatus) -> bool:
 
 
 def input_bound(loader: LoaderStatus) -> ConditionState:
-    """Returns the state of the condition InputBound that a written status implies."""
+    """Returns the state of the condition InputBound, derived from a written status."""
     if not loader.limit:
         return ConditionState(None, "TooFewBatches", loader.explanation or TOO_FEW)
     is_bound = float(loader.input_bound_percent or 0) >= 100 * WORTH and loader.limit != "trainer"

@@ -1,5 +1,5 @@
-"""The parts of a job: head, feeders, sidecars and trainers. A part's state names the failing pod and the cause.
-Pure."""
+"""The parts of a job: the head, the feeders, the sidecars and the trainers. The state of each part names the failing
+pod and the cause. Pure."""
 
 from __future__ import annotations
 
@@ -24,13 +24,14 @@ STARTS = frozenset(
         WAITS,
     }
 )
-"""Reasons that show that a part is merely starting, so that nothing is wrong."""
+"""Condition reasons that show that a part is merely starting."""
 Parts = Mapping[ConditionType, ConditionState]
 """The states of the conditions HeadReady, FeedersReady, SidecarsReady and TrainersReady."""
 
 
 def parts(observed: Observed, health: Health) -> Parts:
-    """Returns the states of head, feeders, sidecars and trainers, each with the failing pod and the cause."""
+    """Returns the states of the head, the feeders, the sidecars and the trainers, each with the failing pod and the
+    cause."""
     return {
         ConditionType.HEAD_READY: _head(observed, health.head_pods),
         ConditionType.FEEDERS_READY: _feeders(observed, health.feeder_pods),
@@ -45,8 +46,8 @@ def serves(found: Parts, *, attaches: bool = False) -> bool:
 
 
 def lacking_parts(found: Parts, *, attaches: bool) -> list[ConditionState]:
-    """Returns the parts that do not serve. Attached pods that are starting do not count. Neither do failures of their
-    own containers or nodes, because the pods' controllers are responsible for these."""
+    """Returns the parts that do not serve. Attached pods do not count while they start, or if their own containers or
+    nodes fail. The pods' controllers are responsible for these failures."""
 
     def excused(kind: ConditionType, state: ConditionState) -> bool:
         lacks = kind is ConditionType.SIDECARS_READY and state.reason in STARTS | {NODE_UNREACHABLE}
@@ -56,8 +57,8 @@ def lacking_parts(found: Parts, *, attaches: bool) -> list[ConditionState]:
 
 
 def _head(observed: Observed, pods: ConditionState) -> ConditionState:
-    """Returns the state of the head. The head serves if its pod is ready, and the supervisor in the pod answers and is
-    connected to Ray."""
+    """Returns the state of the head. The head serves if its pod is ready, and the supervisor answers and is connected
+    to Ray."""
     supervisor = observed.supervisor
     if not pods.holds:
         return pods
@@ -81,8 +82,8 @@ def _head(observed: Observed, pods: ConditionState) -> ConditionState:
 
 
 def _feeders(observed: Observed, pods: ConditionState) -> ConditionState:
-    """Returns the state of the feeders. The feeders serve if the supervisor reports enough of them for `minAvailable`
-    pods, and no trainer is stuck on an error from a feeder."""
+    """Returns the state of the feeders. They serve if the supervisor reports enough of them for `minAvailable` pods,
+    and no trainer is stuck on an error from a feeder."""
     supervisor, serving = observed.supervisor, observed.serving()
     needed = observed.job.spec.feeders.min_available
     if pods.holds is None:

@@ -72,9 +72,8 @@ def _started_at(observed: Observed, result: StageResult, now: datetime) -> str |
 def _scheduled_at(
     observed: Observed, result: StageResult, queue: QueuedRole | None, now: datetime
 ) -> str | None:
-    """Returns the time since which no part of the job has waited in a queue; None while a part waits, or the job is
-    suspended. The time is also None while a job that attaches pods has no attached pods, because nothing waits for the
-    job."""
+    """Returns the time since which no part of the job has waited in a queue. Returns None while a part waits, while the
+    job is suspended, and while a job for attached trainers has no pods."""
     nobody = observed.job.spec.trainers.attached and not attached.pods(observed)
     if result.stage in HELD or queue is not None or nobody:
         return None
@@ -82,8 +81,8 @@ def _scheduled_at(
 
 
 def _served_at(observed: Observed, result: StageResult, now: datetime, *, serves: bool) -> str | None:
-    """Returns the time at which the job met its startup deadline; None if it has not met the deadline yet, or has no
-    feeders."""
+    """Returns the time at which the job met its startup deadline. Returns None if it has not met the deadline yet, and
+    while it is suspended or idle."""
     if result.stage in HELD or result.stage is Stage.IDLE:
         return None
     met = {Stage.RUNNING, Stage.RESTARTING, Stage.SERVING, *({Stage.WAITING} if serves else ())}

@@ -1,4 +1,4 @@
-"""One job as the operator observed it: its children, its supervisor's report and the problems of its pods. The module
+"""One job as the operator observed it: its children, its supervisor's report and the problems of its pods. This module
 also reads the common fields of objects, and formats times. Pure."""
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dataloaderjob_operator.decide.ray_clusters import RayCluster
 from dataloaderjob_operator.kinds import Manifest
 
 METRICS_EVERY_S = 60.0
-"""Minimum interval between two writes of a status that change only the loader's metrics."""
+"""Minimum interval in seconds between two writes of a status that change only the loader's metrics."""
 Key = tuple[str, str]
 """(kind, name) of a child."""
 Pod = Mapping[str, Any]
@@ -44,17 +44,16 @@ class Trouble:
     container: str
     """Name of the container; empty if the problem concerns the whole pod."""
     reason: str
-    """CamelCase, for a condition."""
+    """The reason in CamelCase, as conditions require."""
     message: str
     kind: str = "pod"
-    """The kind of the object that `pod` names. If pods of a Job are refused, the object is the Job itself."""
+    """The kind of the object that `pod` names. If the pods of a Job are refused, this object is the Job itself."""
     ended_at: datetime | None = None
     """The time at which the pod or container ended for good; None if it may still start."""
     is_root: bool = False
-    """True if no other pod caused the problem: the node or the cluster ended the pod or container."""
+    """True if no other pod caused the problem: the node or the cluster ended this pod or container."""
     is_disruption: bool = False
-    """True if the pod's own containers are not at fault: the cluster ended the pod for other reasons, or the pod's node
-    is lost."""
+    """True if the pod's own containers are not at fault: the cluster ended the pod, or the pod's node is lost."""
 
     def __str__(self) -> str:
         where = f"{self.kind} {self.pod}" + (f", container {self.container}" if self.container else "")
@@ -63,22 +62,22 @@ class Trouble:
 
 @dataclass(frozen=True, slots=True)
 class Cause:
-    """The cause that prevents feeders, or trainers that depend on them, from working."""
+    """The cause that prevents feeders from working, or the trainers that depend on them."""
 
     reason: str
-    """CamelCase, for a condition."""
+    """The reason in CamelCase, as conditions require."""
     text: str
     host: str = ""
-    """Address of the pod that has the cause; empty if no pod has it, or the pod is unknown."""
+    """Address of the pod that has the cause; empty if it is unknown, or if no pod has the cause."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SupervisorStatus:
-    """The last report of a supervisor. Two reports are equal if they have the same effect on the job; their measures
-    and rates are not compared."""
+    """The last report of a supervisor. Two reports are equal if they have the same effect on the job: the comparison
+    ignores measures and rates."""
 
     silent: str = ""
-    """The reason why several consecutive polls got no answer; empty while the supervisor answers."""
+    """The reason why the last polls got no answer; empty while the supervisor answers."""
     hung: bool = False
     """True if the supervisor has been silent for minutes although its pod is ready and it answered before."""
     desired: int = 0
@@ -88,12 +87,12 @@ class SupervisorStatus:
     ended: bool = False
     """True if all feeders have ended because the operator asked for it."""
     cause: Cause | None = None
-    """The cause that is reported for the feeder chosen by `core.supervision.worst`."""
+    """The cause reported for the feeder that `core.supervision.worst` chooses; None if there is none."""
     failure: Cause | None = None
-    """The error that a trainer received instead of a batch; None if there was none, or a trainer has taken a batch
+    """The error that a trainer received instead of a batch. None if there was none, or if a trainer has taken a batch
     since."""
     ray: RayStatus = field(default_factory=RayStatus)
-    """The status of Ray. Its version is missing until Ray has answered the supervisor."""
+    """The status of Ray. Its version is missing until Ray has answered the supervisor for the first time."""
     sidecars: int = 0
     """Number of sidecars that are connected to the supervisor."""
     ranks: int = 0
@@ -109,38 +108,37 @@ class ScalingReport:
 
     is_active: bool
     reason: str
-    """CamelCase, for a condition."""
+    """The reason in CamelCase, as conditions require."""
     message: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Observed:
-    """A job as one reconcile observes it, with all of its children and pods."""
+    """A job with all its children and pods, as one reconcile observes it."""
 
     job: DataLoaderJob
     status: DataLoaderJobStatus = field(default_factory=DataLoaderJobStatus)
     """The last status that was written."""
     children: Mapping[Key, Manifest] = field(default_factory=dict)
-    """Live objects that the job owns, except pods."""
+    """Live objects that the job owns, except its pods."""
     pods: tuple[Manifest, ...] = ()
     attached: tuple[Manifest, ...] = ()
     """Pods of other controllers with the label `names.LABEL_INJECT`, including those that have ended; empty unless the
     job attaches trainers."""
     followed: Followed | None = None
-    """The last read of the object that the job follows; None if the job follows none, or the object has not been read
-    yet."""
+    """The last read of the followed object. None if the job follows no object, or the object has not been read yet."""
     ray_cluster: RayCluster | None = None
-    """The last lookup of the RayCluster that the job needs; None if it needs none, or there has been no lookup."""
+    """The last lookup of the RayCluster that the job needs. None if it needs none, or if there has been no lookup."""
     doubts: tuple[str, ...] = ()
-    """Fields of the templates that seem to be misspelled."""
+    """Template fields that seem to be misspelled."""
     refused: str = ""
     """The API server's message when it last refused a child; empty if it accepted all of them."""
     not_understood: str = ""
     """The error that prevents the operator from building a child."""
     refused_texts: frozenset[str] = frozenset()
-    """Messages that made the API server refuse a status."""
+    """Condition messages that made the API server refuse a status."""
     supervisor: SupervisorStatus | None = None
-    """The supervisor's last report, or a report that it is silent; None while it has not been polled."""
+    """The supervisor's last report, which may say that it is silent. None while the supervisor has not been polled."""
     scaling: ScalingReport | None = None
     """The autoscaler's last report; None while it has not evaluated the job."""
     written_at: datetime | None = None
@@ -148,7 +146,7 @@ class Observed:
     metrics_at: datetime | None = None
     """The time at which this operator last wrote the loader's metrics."""
     event_troubles: Mapping[str, Trouble] = field(default_factory=dict)
-    """Problems that events reported about objects that hold up the job, by the objects' uids."""
+    """Problems that events reported about objects that hold up the job, keyed by uid."""
 
     @property
     def attempt(self) -> int:
@@ -173,13 +171,13 @@ class Observed:
         return min(self.status.feeders.ready, int(feeders.get("status", {}).get("readyReplicas") or 0))
 
     def waits_for_feeders(self, attempt: int) -> bool:
-        """Returns True if the trainers of this attempt are held back because too few feeders serve. Holding them back
-        keeps GPUs from waiting for feeders. Existing trainers are kept, regardless of the feeders."""
+        """Returns True if the trainers of this attempt are held back because too few feeders serve. Otherwise, GPUs
+        would wait for feeders. Existing trainers are kept in any case."""
         there = ("Job", names.trainers(self.job.name, attempt)) in self.children
         return not there and self.serving() < self.job.spec.feeders.min_available
 
     def describe(self, cause: Cause) -> str:
-        """Prefixes a cause with the name of its pod."""
+        """Prefixes a cause with the name of its pod, if that is known."""
         pods = (p["metadata"]["name"] for p in self.pods if p.get("status", {}).get("podIP") == cause.host)
         pod = next(pods, None) if cause.host else None
         return f"pod {pod}: {cause.text}" if pod else cause.text

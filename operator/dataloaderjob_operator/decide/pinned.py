@@ -1,9 +1,9 @@
-"""The parts of a job that pods keep from their start, even if the spec or the operator changes. These parts are the
-pods' settings, a template built by another version of the operator, the sidecar image of a job's trainers, and the
-image of a serving head. Pure.
+"""The parts of a job that pods keep from their start, even if the spec or the operator changes: the pods' settings, a
+template built by another version of the operator, the sidecar image of a job's trainers, and the image of a serving
+head. Pure.
 
 Settings are stored in ConfigMaps that never change (`objects.settings`). A ConfigMap is created when a workload needs
-it, and deleted when no workload needs it any longer.
+it, and deleted when no workload needs it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ MAP = "ConfigMap"
 
 def first_setup(observed: Observed, setup: OperatorConfig) -> OperatorConfig:
     """Returns the operator's settings with the sidecar image of the trainers' first attempt. That image matches the
-    library in the trainers' own image, so it is kept until the trainers' image changes. Live pods also keep their root
+    library in the trainers' image, so it is kept until the trainers' image changes. Live pods also keep their root
     key."""
     job = observed.job
     live = with_keys(job.name, lambda key: observed.children.get(key))
@@ -37,8 +37,8 @@ def first_setup(observed: Observed, setup: OperatorConfig) -> OperatorConfig:
 
 
 def with_keys(job: str, child: Callable[[Key], Manifest | None]) -> str | None:
-    """Returns the name of the Secret with the keys of a job's live pods; None if it has none. If the head exists, the
-    result is the head's Secret, because the other pods authenticate to the head."""
+    """Returns the name of the Secret with the keys of a job's live pods; None if it has no such pods. If the head
+    exists, its Secret is returned, because the other pods authenticate to it."""
     workload = child(("Deployment", names.head(job))) or child(("Deployment", names.feeders(job))) or {}
     return secret_of(workload.get("spec", {}).get("template") or {})
 
@@ -50,7 +50,7 @@ def trainer_image(job: DataLoaderJob) -> str:
 
 
 def settled(observed: Observed, built: Iterable[Manifest]) -> list[Manifest]:
-    """Adjusts built children: pods that stay keep their templates, and settings that no pod reads are omitted."""
+    """Adjusts built children. Pods that stay keep their templates, and settings that no pod reads are omitted."""
     kept = [_kept(observed, child) for child in built]
     read = {_map_name(observed.children.get(key, child)) if key[0] == "Job" else _map_name(child)
             for child in kept if (key := key_of(child))[0] in ("Deployment", "Job")}  # fmt: skip
@@ -60,7 +60,7 @@ def settled(observed: Observed, built: Iterable[Manifest]) -> list[Manifest]:
 
 
 def in_use(observed: Observed) -> set[Key]:
-    """Returns the settings read by live workloads, or by pods that a rollout has not replaced yet."""
+    """Returns the settings that are still read, by live workloads or by pods that a rollout has not replaced yet."""
     found = set()
     for (kind, _), child in observed.children.items():
         if (name := _map_name(child)) is not None:
@@ -76,7 +76,7 @@ def in_use(observed: Observed) -> set[Key]:
 
 def _kept(observed: Observed, child: Manifest) -> Manifest:
     """Returns a workload with its live template if its pods stay. If someone deleted that template's settings, the
-    template is replaced, because the settings cannot be recreated and new pods would wait for them."""
+    workload gets the new template: otherwise, new pods would wait for settings that cannot be recreated."""
     live = observed.children.get(key_of(child))
     if live is None or child["kind"] != "Deployment":
         return child
@@ -86,9 +86,8 @@ def _kept(observed: Observed, child: Manifest) -> Manifest:
 
 
 def _with_own_image(child: Manifest, live: Manifest) -> Manifest:
-    """Keeps the image of a serving head, because feeders do not survive a replacement of their head. A new image is
-    therefore used only by new feeders at first. Any other change by the user replaces the head, and the replacement
-    gets the new image."""
+    """Keeps the image of a serving head, because feeders do not survive a replacement of their head. At first, only new
+    feeders use a new image. Any other change by the user replaces the head, which then gets the new image."""
     wanted, theirs = (thing.get("spec", {}).get("template") or {} for thing in (child, live))
     if role_of(child) != names.Role.HEAD or not live.get("status", {}).get("readyReplicas"):
         return child
@@ -106,12 +105,12 @@ def _with_own_image(child: Manifest, live: Manifest) -> Manifest:
 
 
 def _asked(template: Manifest) -> object:
-    """Returns the hash of the part of a template that comes from the user."""
+    """Returns the hash of the user's part of a template."""
     return (template["metadata"].get("annotations") or {}).get(names.ANNOTATION_TEMPLATE)
 
 
 def _recounted(observed: Observed, made: Iterable[Manifest]) -> list[Manifest]:
-    """Returns the settings of a head that is not replaced, with the current number of feeders."""
+    """Returns the settings of a head that stays, with the current number of feeders."""
     known = {key_of(child) for child in made}
     for child in made:
         if key_of(child) != ("Deployment", names.head(observed.job.name)):

@@ -1,8 +1,8 @@
 """Events about attached pods and their controllers. Pure.
 
 Pods with the label attach to the job that the label names. Admission refuses most pods whose job does not exist or
-creates its own trainers. Some of these pods exist nevertheless: they were injected from a file, are older than the
-guard, or have outlived their job. The operator then records an event about their controller.
+creates its own trainers. Some such pods exist nevertheless: they were injected from a file, are older than the guard,
+or have outlived their job. The operator then records an event about their controller.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from dataloaderjob_operator.decide.events import Controller, JobEvent, Reason
 from dataloaderjob_operator.names import LABEL_INJECT
 
 _CONTROLLER = {"api_version": "apiVersion", "kind": "kind", "name": "name", "uid": "uid"}
-"""The fields of Controller, each with the corresponding field of an owner reference."""
+"""The fields of Controller, each with the matching field of an owner reference."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +25,7 @@ class AttachedPod:
 
     name: str
     controller: Controller | None = None
-    """The pod's controller; None if nothing recreates the pod."""
+    """The pod's controller; None if the pod has none."""
 
 
 def attached_pod(pod: Mapping[str, Any]) -> AttachedPod:
@@ -40,8 +40,8 @@ def attached_pod(pod: Mapping[str, Any]) -> AttachedPod:
 def of_pods(
     job: str, before: Mapping[str, AttachedPod], after: Mapping[str, AttachedPod]
 ) -> tuple[JobEvent, ...]:
-    """Returns the events about pods that attached or left, and about the controllers whose first pods attached. Both
-    mappings contain the attached pods by uid."""
+    """Returns the events about pods that attached or left, and about controllers whose first pods attached. `before`
+    and `after` hold the attached pods by uid."""
     came = (
         (Reason.ATTACHED, after[uid], "has the sidecar and receives batches", uid)
         for uid in after

@@ -1,5 +1,5 @@
-"""The problem with one pod, found in its status: the pod has no node, the cluster ended it, or a container waits or
-failed. Pure."""
+"""The problem with one pod, found in its status: the pod has no node, the cluster ended the pod, or a container waits
+or failed. Pure."""
 
 from __future__ import annotations
 
@@ -28,28 +28,28 @@ BY_WAITING = {
     "StartError": "ContainerNotStarted",
     "CrashLoopBackOff": CRASHES,
 }
-"""Reasons of waiting containers that count as problems, and the condition's reason for each."""
+"""Reasons of waiting containers that count as problems, each with its condition reason."""
 DISRUPTIONS = frozenset(
     {
         "Evicted", "Preempting", "Preempted", "NodeShutdown", "Shutdown", "Terminated", "NodeLost",
         "TerminationByKubelet", "NodeAffinity", "UnexpectedAdmissionError", "TopologyAffinityError",
     }
 )  # fmt: skip
-"""Reasons in the statuses of pods that their node ended or did not admit. Reasons that begin with OutOf, such as
-OutOfcpu, also count."""
+"""Reasons in the status of a pod that its node ended or did not admit. Reasons that begin with OutOf, such as OutOfcpu,
+also count."""
 _OWN_LIMIT = re.compile(r"\bexceed(s|ed) (the|its)\b.*\b(limit|local ephemeral storage)")
-"""The kubelet's message for an eviction that is the pod's own fault, because the pod exceeds a limit on its volumes or
-its local storage."""
+"""The kubelet's message for an eviction that is the pod's own fault: the pod exceeds a limit on its volumes or its
+local storage."""
 _NEVER = datetime.max.replace(tzinfo=UTC)
 _LONG_AGO = datetime(1970, 1, 1, tzinfo=UTC)
 KILLED_S = 60.0
 """Seconds for which an out-of-memory kill of a container is reported."""
 CAUSED_S = 60.0
-"""Seconds after a container's end within which the failure of another container counts as a consequence."""
+"""Seconds after a container's end within which another container's failure counts as a consequence."""
 
 
 def first_exit_codes(pods: Iterable[Pod]) -> frozenset[int]:
-    """Returns the exit codes of the containers that failed first; the containers that they brought down ended later."""
+    """Returns the exit codes of the containers that failed first. Later failures may be consequences."""
     ends = [
         (_end_of(ended) or _LONG_AGO, int(ended["exitCode"]))
         for pod in pods
@@ -62,7 +62,7 @@ def first_exit_codes(pods: Iterable[Pod]) -> frozenset[int]:
 
 def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
     """Chooses the problem to report. A problem caused by the node or the cluster takes precedence over a pod's own
-    failure. Among equals, the earliest takes precedence, and then the first by the pod's name. This order keeps the
+    failure. Among equals, the earliest problem takes precedence, and then the first by pod name. This order keeps the
     text stable."""
 
     def order(trouble: Trouble) -> tuple[bool, datetime, str]:
@@ -72,11 +72,9 @@ def first_trouble(found: Iterable[Trouble | None]) -> Trouble | None:
 
 
 def killed_of_late(pod: Pod, now: datetime) -> Trouble | None:
-    """Returns the out-of-memory kill of a container within the last KILLED_S seconds, even if the container is ready
-    again.
+    """Returns a container's out-of-memory kill within the last KILLED_S seconds, even if the container is ready again.
 
-    On cgroup v2, an out-of-memory kill ends the whole container. The container then restarts, and serves until the next
-    kill.
+    On cgroup v2, an out-of-memory kill ends the whole container, which then restarts and serves until the next kill.
     """
     for status in _containers(pod):
         ended = status.get("lastState", {}).get("terminated")
@@ -122,7 +120,7 @@ def _evicted(pod: Pod) -> Iterator[Trouble]:
 
 
 def _disrupted(pod: Pod) -> Iterator[Trouble]:
-    """Yields the disruption of a pod that Kubernetes ends. Kubernetes sets a condition for the disruption before the
+    """Yields the disruption of a pod that Kubernetes is ending. Kubernetes sets a condition for it before the
     containers end."""
     condition = condition_of(pod, "DisruptionTarget") or {}
     if condition.get("status") == "True":
@@ -132,7 +130,7 @@ def _disrupted(pod: Pod) -> Iterator[Trouble]:
 
 
 def lost_node(pod: Pod) -> Trouble | None:
-    """Returns the problem that the pod's node does not answer; None if the node answers."""
+    """Returns the problem if the pod's node does not answer; None if it does."""
     return next(_on_lost_node(pod), None)
 
 
@@ -150,8 +148,8 @@ def node_of(pod: Pod) -> str:
 def node_silent_since(pod: Pod) -> datetime | None:
     """Returns the time at which the cluster declared the pod's node lost; None if it has not.
 
-    Kubernetes then marks the pod as not ready, and leaves the rest of the status as the kubelet last reported it: the
-    containers are ready, and no reason is given.
+    Kubernetes then marks the pod as not ready, but leaves the rest of its status as last reported: the containers are
+    ready, and no reason is given.
     """
     status, ready = pod.get("status", {}), condition_of(pod, "Ready") or {}
     silent = (
@@ -210,8 +208,7 @@ def _ended(pod: Pod) -> Iterator[Trouble]:
 
 
 def _brought_down(pod: Pod, at: datetime | None) -> Iterator[Trouble]:
-    """Yields the problem of a container that ran out of memory and runs again, if its end made another container
-    fail."""
+    """Yields the out-of-memory kill of a container that runs again, if the kill made another container fail."""
     for status in _containers(pod):
         ended = status.get("lastState", {}).get("terminated")
         killed_at = _end_of(ended)
@@ -222,8 +219,7 @@ def _brought_down(pod: Pod, at: datetime | None) -> Iterator[Trouble]:
 
 
 def _tries_again(pod: Pod) -> Iterator[Trouble]:
-    """Yields the problem of a container that runs between two crashes. The problem persists until the container is
-    ready."""
+    """Yields the problem of a container that crashed and runs again, until the container is ready."""
     for status in _containers(pod):
         ended = status.get("lastState", {}).get("terminated") or {}
         if "running" in status.get("state", {}) and not status.get("ready") and ended.get("exitCode", 0):
@@ -239,7 +235,7 @@ _CHECKS: tuple[Callable[[Pod], Iterator[Trouble]], ...] = (
 
 
 def _starts_again(pod: Pod, status: Mapping[str, Any]) -> bool:
-    """Returns True if the node restarts an ended container. The node restarts a native sidecar even if the pod's
+    """Returns True if the node restarts this ended container. The node restarts a native sidecar even if the pod's
     restart policy is `Never`."""
     spec = pod.get("spec", {})
     own = (c.get("restartPolicy") for c in spec.get("initContainers") or () if c["name"] == status["name"])
@@ -257,7 +253,7 @@ def _oom(ended: Mapping[str, Any] | None) -> bool:
 
 
 def _crash(pod: Pod, status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
-    """Describes a crash in text that stays the same from the container's end until the container is ready again."""
+    """Describes a crash. The text stays the same until the container is ready again."""
     count = int(status.get("restartCount") or 0)
     return _exit(pod, status, ended) + (f", {count} restart{'' if count == 1 else 's'}" if count else "")
 
@@ -274,5 +270,5 @@ def _exit(pod: Pod, status: Mapping[str, Any], ended: Mapping[str, Any]) -> str:
 
 
 def _last(words: str) -> str:
-    """Returns the end of a container's last lines, which contains the error of a traceback."""
+    """Returns the end of a container's output, where a traceback has its error."""
     return words if len(words) <= MAX_LAST else f"…{words[-MAX_LAST:]}"

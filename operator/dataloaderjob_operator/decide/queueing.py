@@ -26,8 +26,7 @@ class QueuedRole:
 
 
 def queue_of(observed: Observed, health: Health) -> QueuedRole | None:
-    """Returns the first role that has fewer placed pods than it needs, beginning with the trainers; None if enough pods
-    of every role have a node."""
+    """Returns the first role with too few pods on nodes, beginning with the trainers; None if every role has enough."""
     return next(_queues(observed, health), None)
 
 

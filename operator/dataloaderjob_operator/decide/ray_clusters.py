@@ -1,7 +1,7 @@
 """The address of a RayCluster, from the objects that KubeRay creates. Pure.
 
-KubeRay reports the Service of the cluster's head in the RayCluster's status. If the operator cannot read RayClusters,
-KubeRay's rule for names applies. Tests cover KubeRay's names, labels and fields, but not KubeRay itself.
+KubeRay reports the Service of the head in the RayCluster's status. If the operator cannot read RayClusters, it derives
+the Service's name by KubeRay's rule. Tests cover KubeRay's names, labels and fields, but not KubeRay itself.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ RESOURCE = "rayclusters.ray.io"
 ROOT = "/apis/ray.io/v1"
 GCS_PORT = 6379
 PORT_NAMES = ("gcs-server", "redis")
-"""Names of the GCS's port in the head's Service. Earlier versions of KubeRay call the port redis."""
+"""Names of the GCS's port in the head's Service. Earlier versions of KubeRay named it redis."""
 MAX_NAME = 50
 """Maximum length of a Service's name. KubeRay shortens longer names."""
 
@@ -31,21 +31,21 @@ class RayCluster:
 
 
 def service_name(cluster: str) -> str:
-    """Returns the name of the head's Service by KubeRay's rule. The rule keeps the last 50 characters, and replaces a
-    first character that is not a letter."""
+    """Returns the name of the head's Service by KubeRay's rule. The rule keeps the last 50 characters, and replaces
+    the first one if it is not a letter."""
     name = f"{cluster}-head-svc"[-MAX_NAME:]
     return name if name[0].isalpha() else f"r{name[1:]}"
 
 
 def reported_service(cluster: Mapping[str, Any]) -> str:
-    """Returns the name of the head's Service in a RayCluster's status; empty until KubeRay has written it."""
+    """Returns the name of the head's Service from the RayCluster's status; empty until KubeRay has written it."""
     head = _mapping(_mapping(cluster.get("status")).get("head"))
     return str(head.get("serviceName") or "")
 
 
 def address(service: Mapping[str, Any], namespace: str, domain: str) -> str:
-    """Returns the GCS's address from the head's Service. `domain`: the Kubernetes cluster's DNS domain; if empty, pods
-    add it."""
+    """Returns the GCS's address from the head's Service. `domain`: the DNS domain of the Kubernetes cluster; if empty,
+    pods add it themselves."""
     ports = _mapping(service.get("spec")).get("ports")
     by_name = {str(port.get("name")): port.get("port") for port in ports or () if isinstance(port, Mapping)}
     port = next((by_name[name] for name in PORT_NAMES if type(by_name.get(name)) is int), GCS_PORT)
@@ -54,8 +54,8 @@ def address(service: Mapping[str, Any], namespace: str, domain: str) -> str:
 
 
 def no_service(cluster: str, service: str, *, readable: bool, exists: bool) -> str:
-    """Describes the object that the job waits for while the head's Service is missing. `readable`: True if the operator
-    has permission to read RayClusters. `exists`: True if the RayCluster exists."""
+    """Describes the object for which the job waits while the head's Service is missing. `readable`: True if the
+    operator may read RayClusters. `exists`: True if the RayCluster exists."""
     if exists:
         return f"RayCluster {cluster} exists, but its head's Service {service} does not yet: KubeRay will create it"
     text = f"neither RayCluster {cluster} nor its head's Service {service} exists in the job's namespace"

@@ -1,7 +1,7 @@
 """The translation of the API server's message about a refused child into a message about the job's own fields. Pure.
 
-A path in the child is followed through the user's template in parallel. List entries are matched by their identifying
-field, because the operator puts its own entries before the user's.
+The module follows a field's path through the child and the user's template in parallel. It matches list entries by
+their identifying field, because the operator's own entries come before the user's.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataloaderjob_operator.objects.pods import INHERITED, TMP
 from dataloaderjob_operator.objects.supervisor import TMP as SUPERVISOR_TMP
 
 NO_DRY_RUN = "does not support dry run"
-"""The API server's message if an admission webhook has side effects, and therefore does not support dry runs."""
+"""Part of the API server's message if an admission webhook does not support dry runs, because it has side effects."""
 _SAYS_NOTHING = (
     NO_DRY_RUN,
     'cannot create resource "pods"',  # a chart of an earlier release does not grant this permission
@@ -34,10 +34,9 @@ _SAYS_NOTHING = (
     "failed calling webhook",
     "ValidatingAdmissionPolicy",
 )
-"""Messages (Kubernetes 1.34) about a pod refused in a dry run, although the job's own pods may be accepted."""
+"""Parts of messages (Kubernetes 1.34) about a pod refused in a dry run, although the job's own pods may be accepted."""
 _NAMED_BY_PODS = {"no PriorityClass": "priorityClassName", "RuntimeClass": "runtimeClassName"}
-"""Messages (Kubernetes 1.34) about a pod that is refused because of an object that the pod names, each with the field
-that names the object."""
+"""Parts of messages (Kubernetes 1.34) about a missing object that a pod names, each with the field that names it."""
 TRAINERS, FEEDERS, HEAD = (
     "spec.trainers.job.template",
     "spec.feeders.template",
@@ -47,7 +46,7 @@ _PATH = re.compile(r"\.?\bspec\.template((?:\.[A-Za-z][\w-]*|\[[^\]]*\])+)")
 _METADATA = re.compile(r"(?<![\w.\]])\.?metadata(?=\.(?:labels|annotations)\b)")
 _TOKEN = re.compile(r"\.([A-Za-z][\w-]*)|\[(?:([A-Za-z]\w*)=(?:\"([^\"]*)\"|([^\",\]]*))|(\d+))[^\]]*\]")
 _NOT_CONVERTED = "unable to convert"
-"""The API server's message for a value of the wrong type. It does not name the field."""
+"""Part of the API server's message for a value of the wrong type. The message does not name the field."""
 _AMOUNTS = ("requests", "limits", "sizeLimit")
 """Fields that contain quantities."""
 _KEYS = ("name", "mountPath", "key", "containerPort", "ip")
@@ -63,23 +62,23 @@ _OWN = {
     (names.Role.TRAINER, SIDECAR, "env"): "spec.sidecar.env",
     (names.Role.TRAINER, SIDECAR, "securityContext"): "spec.sidecar.securityContext",
 }
-"""The job's field that determines a field of the operator's containers, by role, container and field."""
+"""The job's field that sets a field of the operator's containers, by role, container and field."""
 _SCRATCHES = {
     (names.Role.HEAD, SUPERVISOR_TMP["name"]): "spec.feeders.scratch",
     (names.Role.FEEDER, TMP["name"]): "spec.feeders.scratch",
     (names.Role.TRAINER, RUN["name"]): "spec.sidecar.scratch",
 }
-"""The job's field that determines one of the operator's volumes, by role and volume."""
+"""The job's field that sets the size of one of the operator's volumes, by role and volume."""
 _Token = str | int | tuple[str, str]
 
 
 def is_of_the_trial(message: str) -> bool:
-    """Returns True if a pod is refused in a dry run for a reason that may not apply to the job's own pods."""
+    """Returns True if the reason for refusing a pod in a dry run may not apply to the job's own pods."""
     return any(words in message for words in _SAYS_NOTHING)
 
 
 def of_a_pod(message: str, workload: Manifest) -> str:
-    """Rewrites the refusal of a pod as a refusal of its workload, with the field to change if it is known."""
+    """Rewrites the refusal of a pod as a refusal of its workload. Adds the field to change, if it is known."""
     name = workload["metadata"]["name"]
     told = re.sub(rf"\b{re.escape(name)}-[a-z0-9]{{5}}\b", name, message)
     field = next((field for words, field in _NAMED_BY_PODS.items() if words in message), None)
@@ -89,8 +88,8 @@ def of_a_pod(message: str, workload: Manifest) -> str:
 
 
 def explain(message: str, child: Manifest, job: DataLoaderJob) -> str:
-    """Returns the message with the child's fields replaced by the job's fields from which they come, if the user set
-    these."""
+    """Returns the message with the child's fields replaced by the job's. A field stays unchanged if the user did not
+    set it. If a value has the wrong type, the message begins with the likely fields."""
     role = child["metadata"].get("labels", {}).get(names.LABEL_ROLE)
     template = child.get("spec", {}).get("template")
     if role is None or template is None:
@@ -115,8 +114,8 @@ def _tokens(path: str) -> list[_Token]:
 
 
 def _odd_values(value: Any, path: tuple[_Token, ...]) -> Iterator[tuple[tuple[_Token, ...], Any, str]]:
-    """Yields values that should be quantities but are not, and floating-point numbers elsewhere. Each item contains the
-    value's path, the value, and a description of a valid value."""
+    """Yields values that should be quantities but are not, and floating-point numbers in other fields. Each item holds
+    the value's path, the value, and a description of a valid value."""
     entries: Iterable[tuple[_Token, Any]] = value.items() if isinstance(value, Mapping) else ()
     for key, inner in enumerate(value) if isinstance(value, list) else entries:
         here = (*path, key)
@@ -155,10 +154,10 @@ class _Template:
             for root in reversed(following)
             if name in sources[root].get("spec", {})
         }
-        """Root of the template from which each field of `INHERITED` comes."""
+        """The root of the template from which each field of `INHERITED` comes."""
 
     def path(self, tokens: list[_Token]) -> str | None:
-        """Returns the job's field for a path in the template; None if the user set no part of it."""
+        """Returns the job's field for a path in the child's template; None if the user set no part of it."""
         if tokens[0] in ("labels", "annotations"):  # validation omits `metadata`
             tokens = ["metadata", *tokens]
         root = self._inherited_from.get(str(tokens[1]), self.root) if len(tokens) > 1 else self.root
@@ -200,7 +199,7 @@ class _Template:
         return f"{root}.size" if spec.scratch.volume is None else f"{root}.volume{_spelt(below)}"
 
     def _data_field(self, tokens: list[_Token]) -> str | None:
-        """Returns the field of spec.data from which an entry of a list comes."""
+        """Returns the field of spec.data from which a list entry comes."""
         if self._role is names.Role.HEAD or tokens[0] != "spec":
             return None
         place = 1 if tokens[1:2] == ["volumes"] else 3

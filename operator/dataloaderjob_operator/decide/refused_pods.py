@@ -1,8 +1,8 @@
 """Labeled pods that were refused at creation, read from the events of their controllers. Pure.
 
-With an admission policy, and with injected files, neither the operator nor the injector sees such a pod. However, the
-controller that tried to create the pod reports the refusal in an event. The operator therefore reads the warnings in
-the namespaces of jobs with attached trainers, and reports such refusals on the jobs.
+If an admission policy or an injected file adds the sidecar, neither the operator nor the injector sees a refused pod.
+However, the pod's controller reports the refusal in a Warning event. The operator therefore reads these events in the
+namespaces of jobs with attached trainers.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from dataloaderjob_operator.objects import OperatorConfig
 AGAIN_S = 600.0
 """Seconds after which the same refusal may be reported again. Older refusals are not reported at all."""
 GUARDED = "sidecars: see that the job exists"
-"""Part of the guard's message about a pod that was not injected. The guard does not know the reason."""
+"""Part of the guard's message about a pod that was not injected. The guard does not know the cause."""
 WEBHOOK = "inject.dataloading.dev"
 _DENIED = re.compile(r"denied (?:the )?request: (.*)", re.DOTALL)
 _NAMED = re.compile(rf"\b{KIND} (?:[a-z0-9-]+/)?([a-z0-9](?:[a-z0-9-]*[a-z0-9])?)")
@@ -34,43 +34,42 @@ _UNREACHABLE = re.compile(rf'failed calling webhook "{re.escape(WEBHOOK)}"(?:.*:
 _STRIPPED = re.compile(
     r"initContainers\[\d+\]\.startupProbe: Forbidden: may not be set for init containers without restartPolicy"
 )
-"""Kubernetes' own refusal of a sidecar that has lost its restartPolicy. It precedes the guard's refusal."""
+"""Kubernetes' own refusal of a sidecar that has lost its restartPolicy. It comes before the guard's refusal."""
 LOST = (
     "the sidecar has lost its restartPolicy Always, without which the pod never starts: another webhook with old API"
     " types has removed it; exclude the pods from that webhook, or update it"
 )
 _NAME = re.compile(r"[a-z0-9](?:[a-z0-9.-]{0,251}[a-z0-9])?")
 _UNSTABLE = re.compile(r"\b\d+\.\d+\.\d+\.\d+(?::\d+)?\b|\bpods? \"[^\"]*\"")
-"""Addresses and names of pods. They differ between attempts."""
+"""Addresses and names of pods, which differ between attempts."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedPod:
-    """A refusal of one controller's pods."""
+    """A refusal of the pods of one controller."""
 
     job: str
-    """The job that the refusal names; empty if it names none, for instance because the webhook does not answer."""
+    """The job that the refusal names. Empty if it names none, for instance because the webhook does not answer."""
     kind: str
     """The kind of the controller."""
     name: str
     uid: str
     cause: str
-    """The reason and the remedy, in text that is the same for each attempt."""
+    """The reason and the remedy, in text that is the same for every attempt."""
     at: datetime
-    """Time of the last attempt."""
+    """Time of the last attempt to create a pod."""
     is_general: bool = False
     """True if pods without the label may be refused with the same message. Only the pod template then shows whether the
-    job is concerned."""
+    refusal concerns the job."""
 
     @property
     def identity(self) -> tuple[str, str]:
-        """The refusal's identity, which stays the same when the refusal is repeated."""
+        """The refusal's identity, which stays the same if the refusal is repeated."""
         return self.uid, self.cause
 
     @property
     def source(self) -> Key | None:
-        """The object with the pod template; None if the operator does not have permission to read objects of its
-        kind."""
+        """The kind and name of the object with the pod template; None if the operator cannot read that object."""
         if not _NAME.fullmatch(self.name):  # the name becomes part of a path, and anyone may create an event
             return None
         if self.kind == "Job":
@@ -91,8 +90,8 @@ def refused_pods(events: Iterable[Mapping[str, Any]]) -> tuple[RefusedPod, ...]:
 
 
 def is_due(refusal: RefusedPod, reported: RefusedPod | None, now: datetime) -> bool:
-    """Returns True if a refusal should be reported now. `reported`: the same refusal as last reported; None if it has
-    not been reported yet."""
+    """Returns True if a refusal should be reported now. `reported`: the same refusal as last reported; None if it never
+    was."""
     if (now - refusal.at).total_seconds() > AGAIN_S:
         return False
     return reported is None or (refusal.at - reported.at).total_seconds() >= AGAIN_S
@@ -110,14 +109,14 @@ def concerns(refusal: RefusedPod, owner: Manifest | None, job: str) -> bool:
 
 
 def label_of(owner: Manifest) -> str:
-    """Returns the job that the pod template of a controller names; empty if it names none."""
+    """Returns the job that a controller's pod template names; empty if it names none."""
     labels = (_template(owner).get("metadata") or {}).get("labels") or {}
     return str(labels.get(LABEL) or "")
 
 
 def explained(refusal: RefusedPod, owner: Manifest | None, job: DataLoaderJob, setup: OperatorConfig) -> str:
-    """Returns the cause of a refusal. The guard gives only a general cause, so this function tries to inject the pod
-    template to find the precise cause. `owner`: the object with the template; None if the operator cannot read it."""
+    """Returns the cause of a refusal. The guard gives only a general cause, so this function finds the precise one by
+    injecting the pod template. `owner`: the object with that template; None if the operator cannot read it."""
     if GUARDED not in refusal.cause or owner is None:
         return refusal.cause
     try:
@@ -129,8 +128,8 @@ def explained(refusal: RefusedPod, owner: Manifest | None, job: DataLoaderJob, s
 
 
 def event_of(refusal: RefusedPod, cause: str) -> JobEvent:
-    """Returns the event about a refusal. The event's identity changes every AGAIN_S seconds, and does not depend on
-    restarts of the operator."""
+    """Returns the event about a refusal. The event gets a new identity every AGAIN_S seconds, regardless of the
+    operator's restarts."""
     text = f"{refusal.kind} {refusal.name} cannot create its pods: {cause}"
     period = int(refusal.at.timestamp() // AGAIN_S)
     once = f"{refusal.uid}/{refusal.cause}/{period}"

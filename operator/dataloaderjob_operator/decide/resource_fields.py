@@ -1,4 +1,4 @@
-"""Fields of the manifest that set the resources of a job's pods, for messages about these resources. Pure."""
+"""The manifest's fields that set the resources of a job's pods, for messages about these resources. Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _ASKED = {
 _RESOURCES = re.compile(
     r"(exceeded|failed) quota|(minimum|maximum) [\w.\-/]+ usage per|limit to request ratio|less than or equal to"
 )
-"""Kubernetes' messages about quotas and LimitRanges (1.34)."""
+"""Kubernetes' messages about quotas and LimitRanges (version 1.34)."""
 _TEMPLATES = {
     Role.FEEDER: "spec.feeders.template",
     Role.HEAD: "spec.ray.managed.head.template",
@@ -47,7 +47,7 @@ def want_of_memory(pod: Mapping[str, Any], container: str) -> str:
 
 
 def with_field(message: str, role: Role) -> str:
-    """Adds the field to change to the API server's message, if the message says that a quota or a LimitRange rejects a
+    """Adds the name of the field to change, if the API server's message says that a quota or a LimitRange rejects a
     pod."""
     if _RESOURCES.search(message) is None:
         return message

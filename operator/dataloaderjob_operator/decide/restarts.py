@@ -1,6 +1,5 @@
 """Restarts of failed trainers: whether a failure counts, when the next attempt starts, and how long the operator waits
-for the pods of the last attempt. Pure.
-"""
+for the previous attempt's pods. Pure."""
 
 from __future__ import annotations
 
@@ -31,21 +30,20 @@ from dataloaderjob_operator.decide.pod_troubles import (
 )
 
 LONGEST_PAUSE_S = 300.0
-"""Maximum pause before a restart, in seconds; the same as the kubelet's for containers."""
+"""Maximum pause before a restart, in seconds; equal to the kubelet's for containers."""
 MAX_DISRUPTIONS = 50
-"""Number of consecutive disruptions without progress after which a job fails. Including pauses, they take four
-hours."""
+"""Number of consecutive disruptions without progress after which a job fails. The disruptions and the pauses between
+them then take four hours."""
 FORGETS_AFTER_S = 600.0
-"""Seconds for which trainers must run and take batches before earlier restarts are forgotten."""
+"""Seconds for which trainers must run and take batches until earlier restarts are forgotten."""
 AGAIN_S = 30.0
-"""Interval in seconds between checks of trainers that have run for FORGETS_AFTER_S but take no batches."""
+"""Seconds between checks of trainers that have run for FORGETS_AFTER_S but take no batches."""
 SETTLE_S = 5.0
-"""Seconds for which the pods' statuses may lag behind their Job's status, because each kind has its own watch."""
+"""Seconds for which the pods' statuses may lag behind the status of their Job. Each kind has its own watch."""
 STUCK_S = 60.0
 """Seconds from the end of a pod's grace period until the pod counts as stuck."""
 SILENT_GRACE_S = 30.0
-"""Maximum grace period in seconds for a pod whose node does not answer, because nothing can ask the pod to
-terminate."""
+"""Maximum grace period in seconds for a pod whose node does not answer. Nothing can ask such a pod to terminate."""
 
 
 class FailureKind(Enum):
@@ -60,7 +58,7 @@ class FailureKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The failure of an attempt, with its cause as text."""
+    """The failure of an attempt, and its cause as text."""
 
     kind: FailureKind
     cause: str
@@ -68,7 +66,7 @@ class Failure:
 
 @dataclass(frozen=True, slots=True)
 class Tally:
-    """Counts of restarts since the last progress, and the time of the next restart."""
+    """The counts of restarts since the last progress, and the time of the next restart."""
 
     failures: int = 0
     disruptions: int = 0
@@ -107,8 +105,8 @@ def tally_of(observed: Observed) -> Tally:
 
 
 def counted(observed: Observed, kind: FailureKind, now: datetime) -> Tally:
-    """Returns the counts with this failure, and the time of the next attempt. After the first disruption, the next
-    attempt starts without a pause."""
+    """Returns the counts after this failure, and the time of the next attempt. After the first disruption, there is no
+    pause."""
     before, first_s = tally_of(observed), observed.job.spec.trainers.own.failure_policy.backoff_seconds
     is_disruption = kind is FailureKind.IGNORED
     failures, disruptions = before.failures + (not is_disruption), before.disruptions + is_disruption
@@ -123,7 +121,7 @@ def pause(first_s: float, times: int) -> float:
 
 
 def waits_until(observed: Observed, now: datetime) -> datetime | None:
-    """Returns the time at which the next attempt starts; None if it is not in the future."""
+    """Returns the time at which the next attempt starts; None if no start is planned, or the time has passed."""
     text = observed.status.trainers.next_start
     if text is None or observed.trainers() is not Trainers.ABSENT:
         return None
@@ -132,7 +130,7 @@ def waits_until(observed: Observed, now: datetime) -> datetime | None:
 
 
 def forgets_at(observed: Observed) -> datetime | None:
-    """Returns the time from which progress makes the operator forget earlier restarts; None if there were none, or the
+    """Returns the time after which progress resets the restart counts. Returns None if there were no restarts, or the
     trainers do not run."""
     found, runs = observed.status.trainers, observed.status.condition(ConditionType.TRAINERS_READY)
     if not (found.failures or found.disruptions) or runs is None or runs.status != "True":
@@ -180,7 +178,7 @@ def next_stuck(observed: Observed, now: datetime) -> datetime | None:
 
 
 def describe_stuck(pods: Sequence[Pod]) -> str:
-    """Names the first of these pods, its node, and the remedy."""
+    """Names the first of these stuck pods, its node, and the remedy."""
     first = min(pods, key=lambda pod: str(pod["metadata"]["name"]))
     metadata, node = first["metadata"], node_of(first)
     where = f" on node {node}" if node else ""
@@ -193,8 +191,8 @@ def describe_stuck(pods: Sequence[Pod]) -> str:
 
 
 def holds_up(observed: Observed, attempt: int, now: datetime) -> bool:
-    """Returns True if trainers of another attempt still hold resources that the trainers of this attempt need. A Job
-    deleted in the foreground exists as long as its pods do."""
+    """Returns True if trainers of another attempt still hold resources that this attempt needs. A Job deleted in the
+    foreground exists as long as its pods do."""
     wanted = ("Job", names.trainers(observed.job.name, attempt))
     others = [child for key, child in observed.children.items() if key[0] == "Job" and key != wanted]
     return any(not leaving(child) or not _given_up(observed, child, now) for child in others)
@@ -202,7 +200,7 @@ def holds_up(observed: Observed, attempt: int, now: datetime) -> bool:
 
 def own_name_is_held(observed: Observed, now: datetime) -> bool:
     """Returns True if the current attempt's Job cannot be deleted because its pods are stuck. The next attempt's Job
-    has a different name."""
+    gets a different name."""
     live = observed.children.get(("Job", names.trainers(observed.job.name, observed.attempt)))
     return live is not None and leaving(live) and _given_up(observed, live, now)
 
@@ -221,8 +219,8 @@ def _given_up(observed: Observed, job: Pod, now: datetime) -> bool:
 
 
 def _stuck_at(observed: Observed, job: Pod) -> list[datetime | None]:
-    """Returns the times from which the operator no longer waits for the pods of a Job being deleted, or for the Job if
-    it has none."""
+    """Returns the times from which the operator no longer waits for the pods of a Job being deleted. If the Job has no
+    pods, returns the time for the Job itself."""
     labels = job["metadata"].get("labels", {})
     attempt = labels.get(names.LABEL_ATTEMPT, str(observed.attempt))
     mine = observed.of_role(names.Role.TRAINER)
@@ -254,7 +252,7 @@ def _cause(observed: Observed, trouble: Trouble | None) -> str:
 
 
 def _deleted(observed: Observed, pods: Sequence[Pod]) -> bool:
-    """Returns True if someone deleted a pod. A pod that fails on its own would remain and show its failure."""
+    """Returns True if someone deleted a pod. A pod that fails on its own remains, and shows its failure."""
     live = observed.children[("Job", names.trainers(observed.job.name, observed.attempt))]
     missing = observed.job.spec.trainers.replicas - len(pods)
     gone = missing > 0 and int(live.get("status", {}).get("failed") or 0) > 0

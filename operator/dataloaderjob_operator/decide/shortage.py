@@ -1,6 +1,5 @@
 """The feeders that a serving job lacks: missing feeders, and new feeders that fail to replace old ones in a rolling
-update. Pure.
-"""
+update. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +15,12 @@ from dataloaderjob_operator.kinds import Manifest
 from dataloaderjob_operator.names import Role
 
 LATE = "ProgressDeadlineExceeded"
-"""Kubernetes' reason for a Deployment without a newly ready pod within its progress deadline."""
+"""The reason with which Kubernetes reports that no pod of a Deployment became ready within its progress deadline."""
 
 
 def shortage(observed: Observed, health: Health, now: datetime) -> ConditionState | None:
     """Returns the cause if fewer feeders serve than wanted, or if feeders run out of memory. Otherwise returns the
-    state of a rolling update; None if no update is in progress."""
+    state of a rolling update, or None if none is in progress."""
     feeders = health.roles[Role.FEEDER]
     wanted, serving = observed.job.spec.feeders.replicas, observed.serving()
     live = observed.children.get(("Deployment", names.feeders(observed.job.name)), {"metadata": {}})
@@ -44,15 +43,14 @@ def shortage(observed: Observed, health: Health, now: datetime) -> ConditionStat
 
 
 def told_until(health: Health, now: datetime) -> datetime | None:
-    """Returns the time until which a feeder container's out-of-memory kill is reported; None if there is no such
-    report."""
+    """Returns the time until which a feeder container's out-of-memory kill is reported; None if none is reported."""
     found = first_trouble(killed_of_late(pod, now) for pod in health.roles[Role.FEEDER].pods)
     return None if found is None or found.ended_at is None else found.ended_at + timedelta(seconds=KILLED_S)
 
 
 def _rollout(live: Manifest, feeders: RoleHealth, wanted: int, cause: str) -> ConditionState | None:
-    """Returns the state of a rolling update of feeder pods, with the obstacle if it is stuck. No old pod is deleted
-    before a new one is ready."""
+    """Returns the state of a rolling update of feeder pods, with the obstacle if it is stuck; None if no update is in
+    progress. No old pod is deleted before a new one is ready."""
     status = live.get("status", {})
     made, there = (int(status.get(name) or 0) for name in ("updatedReplicas", "replicas"))
     if made >= there:
@@ -66,14 +64,14 @@ def _rollout(live: Manifest, feeders: RoleHealth, wanted: int, cause: str) -> Co
 
 
 def _refused(live: Manifest) -> str:
-    """Returns the API server's message about pods that it refuses, for instance because of a quota; empty if there is
+    """Returns the API server's message about pods that it refuses, for instance because of a quota; empty if it refuses
     none."""
     refused = condition_of(live, "ReplicaFailure") or {}
     return with_field(str(refused.get("message", "")), Role.FEEDER) if refused.get("status") == "True" else ""
 
 
 def _late(live: Manifest, feeders: RoleHealth) -> str:
-    """Describes new pods that are not ready although their statuses show nothing wrong; empty if there are none."""
+    """Describes a new pod that is not ready although its status shows nothing wrong; empty if there is none."""
     progress = condition_of(live, "Progressing") or {}
     if progress.get("status") != "False" or progress.get("reason") != LATE:
         return ""

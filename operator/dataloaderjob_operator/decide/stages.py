@@ -1,5 +1,5 @@
-"""The stage of a job's life, determined by the first rule that applies, and the children wanted in that stage. Pure:
-callers pass the time."""
+"""The stage of a job's life, and the children wanted in that stage. The first rule that applies determines the stage.
+Pure: callers pass the time."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dataloaderjob_operator.decide.restarts import FailureKind, Tally
 from dataloaderjob_operator.names import Role
 
 CHILDREN_START = "ChildrenStart"
-"""The reason until all parts of the job have served once."""
+"""The condition reason until all parts of the job have served once."""
 
 
 class Stage(StrEnum):
@@ -37,7 +37,7 @@ class Stage(StrEnum):
     SUSPENDING = "Suspending"
     """The job's pods are terminating."""
     SUSPENDED = "Suspended"
-    """No pod is left."""
+    """The job is suspended, and its last pod is gone."""
     COMPLETE = "Complete"
     """All trainers ended with exit code 0."""
     FAILED = "Failed"
@@ -53,7 +53,7 @@ class ChildPart(StrEnum):
 
 
 ATTACHED = frozenset({Stage.WAITING, Stage.SERVING, Stage.IDLE})
-"""Stages that only a job with attached trainers can be in, in addition to the stages of all jobs."""
+"""Stages that only jobs with attached trainers have."""
 AT_WORK = frozenset({Stage.RUNNING, *ATTACHED})
 """Stages in which the operator neither starts nor ends the job as a whole."""
 MOVING = frozenset({Stage.STARTING, Stage.RESTARTING, Stage.SUSPENDING})
@@ -70,7 +70,7 @@ class StageResult:
 
     stage: Stage
     reason: str
-    """CamelCase, for the condition."""
+    """The reason in CamelCase, as conditions require."""
     message: str = ""
     attempt: int = 0
     """The attempt to which the wanted trainers belong."""
@@ -83,7 +83,7 @@ class StageResult:
 def find_stage(
     observed: Observed, health: Health, found: Parts, queue: QueuedRole | None, now: datetime
 ) -> StageResult:
-    """Finds the stage by the first rule that applies."""
+    """Finds the stage of a job by the first rule that applies."""
     attempt = observed.attempt
     for kind, stage in ((ConditionType.COMPLETE, Stage.COMPLETE), (ConditionType.FAILED, Stage.FAILED)):
         ended = observed.status.condition(kind)
@@ -142,7 +142,7 @@ def _attached_stage(
 
 
 def _followed_end(observed: Observed) -> StageResult | None:
-    """Returns the job's final stage if the object that the job follows has ended; None otherwise."""
+    """Returns the job's final stage if the followed object has ended; None otherwise."""
     spec, found = observed.job.spec.trainers.attach, observed.followed
     if spec is None or spec.follow is None or found is None:
         return None
@@ -167,8 +167,8 @@ def _held(observed: Observed, attempt: int, now: datetime) -> StageResult:
 
 
 def _restarting(observed: Observed, attempt: int, now: datetime) -> StageResult | None:
-    """Returns the result for a pause before an attempt, or for a new attempt because the name of the current attempt's
-    Job is still in use; None if neither applies."""
+    """Returns the result for a job that pauses before an attempt. If the current attempt's Job cannot be deleted,
+    returns the result that starts a new attempt. Returns None if neither applies."""
     if restarts.waits_until(observed, now) is not None:
         why = observed.status.condition(ConditionType.PROGRESSING)
         reason, message = ("TrainerFailed", "") if why is None else (why.reason, why.message)
@@ -179,8 +179,8 @@ def _restarting(observed: Observed, attempt: int, now: datetime) -> StageResult 
 
 
 def _late(observed: Observed, health: Health, queue: QueuedRole | None, now: datetime) -> StageResult | None:
-    """Returns the result of a deadline that has passed; None if none has. The startup deadline counts from the time at
-    which all needed pods had a node."""
+    """Returns the result if a deadline has passed; None if none has. The startup deadline counts from the time at which
+    all needed pods had a node."""
     if observed.status.start_time is None:
         return None
     elapsed = now - parse_time(observed.status.start_time)
@@ -207,14 +207,14 @@ def _late(observed: Observed, health: Health, queue: QueuedRole | None, now: dat
 
 
 def _rejected(observed: Observed) -> StageResult | None:
-    """Returns the failure of a job that has not served yet and cannot use its existing Ray cluster because of
-    mismatched versions; None otherwise."""
+    """Returns the failure of a job that cannot use its existing Ray cluster because their versions differ. Returns None
+    if the versions match, or the job has served already."""
     text = "" if _served(observed) else external.refusal(observed)
     return StageResult(Stage.FAILED, external.DIFFERS, text, observed.attempt) if text else None
 
 
 def _failed(observed: Observed, health: Health, now: datetime) -> StageResult:
-    """Returns a restart of all trainers after one has failed, or the job's failure, as the failure policy requires."""
+    """Returns the result after a trainer has failed. By the failure policy, all trainers restart or the job fails."""
     failure, attempt = restarts.judge(observed, health, now), observed.attempt
     if failure.kind is FailureKind.UNKNOWN:
         return StageResult(Stage.RESTARTING, "TrainerFailed", failure.cause, attempt)
@@ -248,7 +248,7 @@ def _ordinal(number: int) -> str:
 
 
 def _served(observed: Observed) -> bool:
-    """Returns True if the startup deadline has been met since the job started or was resumed: all parts have served, or
+    """Returns True if the job has met its startup deadline since it started or was resumed: all parts have served, or
     the trainers were restarted."""
     # Statuses written by earlier versions of the operator lack this time.
     return observed.status.serving_time is not None or observed.status.phase in {
@@ -258,8 +258,8 @@ def _served(observed: Observed) -> bool:
 
 
 def _up(observed: Observed, health: Health) -> bool:
-    """Returns True if the job has started up. If the supervisor does not answer, the pods alone decide: an operator
-    that cannot reach the supervisor must not end a job that may be training."""
+    """Returns True if the job has started up. If the supervisor does not answer, only the pods count: an operator that
+    cannot reach the supervisor must not end a job that may be training."""
     answered = observed.supervisor is not None and not observed.supervisor.silent
     own = () if observed.job.spec.trainers.attached else (health.sidecars, health.trainer_pods)
     return all(pods.holds for pods in (health.head_pods, health.feeder_pods, *own)) and (

@@ -1,6 +1,5 @@
-"""The parser of the status that a job's supervisor reports, and the conversion of its metrics for the job's status.
-Pure. `observe.supervisor_poller` polls the supervisor.
-"""
+"""The parser of the status that a job's supervisor reports. It also converts the metrics for the job's status. Pure.
+`observe.supervisor_poller` polls the supervisor."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ _NOTABLE: Mapping[str, float] = {
     "occupancy_percent": 10.0,
 }
 """Minimum change of each metric that is worth a write. The change must also exceed NOTABLE_SHARE of the written value.
-In a small percentage, even a change by half its value is noise."""
+For a small percentage, even a change by half is noise."""
 NOTABLE_SHARE = 0.05
 
 
@@ -72,7 +71,7 @@ def readings(message: Mapping[str, Any]) -> Readings:
 
 
 def pack(found: Readings) -> bytes:
-    """Packs the counters of sidecars. Packed, the counters of a thousand sidecars take 110 KB. As Python objects, they
+    """Packs the counters of sidecars. The packed counters of a thousand sidecars take 110 KB. As Python objects, they
     would take twenty times as much."""
     return b"".join(
         hashlib.blake2b(name.encode("utf-8", "replace"), digest_size=_NAME_NBYTES).digest()
@@ -82,7 +81,7 @@ def pack(found: Readings) -> bytes:
 
 
 def unpack(packed: bytes) -> Readings:
-    """Unpacks counters. Returns them by a hash of each sidecar's name."""
+    """Unpacks counters. The result maps a hash of each sidecar's name to its counters."""
     size = _NAME_NBYTES + _COUNTERS.size
     return {
         packed[at : at + _NAME_NBYTES].hex(): dict(
@@ -93,7 +92,7 @@ def unpack(packed: bytes) -> Readings:
 
 
 def check_shape(data: bytes) -> None:
-    """Raises RemoteProtocolError for a status whose objects would take far more memory than its text."""
+    """Raises RemoteProtocolError if a status would take far more memory as objects than as text."""
     lists, values = data.count(b"[") + data.count(b"{"), data.count(b",")
     if lists > MAX_CONTAINERS or values > MAX_VALUES:
         raise RemoteProtocolError(
@@ -103,7 +102,7 @@ def check_shape(data: bytes) -> None:
 
 
 def loader_status(rates: Rates) -> LoaderStatus:
-    """Converts rates to the status's metrics, rounded to three digits."""
+    """Converts rates to the job status's metrics, rounded to three digits."""
     return LoaderStatus(
         batches_per_second=digits(rates.batches_per_s),
         gb_per_second=digits(rates.nbytes_per_s / 1e9),

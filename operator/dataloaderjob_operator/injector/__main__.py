@@ -24,8 +24,8 @@ log = logging.getLogger("dataloaderjob_operator.injector")
 PORT = 9443
 METRICS_PORT = 9440
 LEAVE_S = 5.0
-"""Seconds after SIGTERM during which the injector still answers, because the API server may still send it requests
-until its Service drops the terminating pod."""
+"""Seconds for which the injector still answers after SIGTERM. The API server may send requests until the Service drops
+the terminating pod."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,8 +35,8 @@ class InjectorOptions:
     setup: Setup
     namespace: str
     secret: str | None
-    """Name of the Secret with certificates that the injector creates; None if another tool maintains them in
-    `folder`."""
+    """Name of the Secret with the certificates that the injector creates. None if another tool maintains certificates
+    in `folder`."""
     configuration: str
     names: tuple[str, ...]
     folder: Path | None

@@ -1,4 +1,4 @@
-"""The answers to admission reviews. A pod, and the job that its label names, determine a patch or a refusal. Pure."""
+"""The answers to admission reviews. A pod and the job that its label names determine a patch or a refusal. Pure."""
 
 from __future__ import annotations
 
@@ -71,12 +71,12 @@ class ReviewAnswer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setup:
-    """The injector's settings for all jobs, which match the operator's settings."""
+    """The injector's settings for all jobs. They match the operator's settings."""
 
     sidecar_image: str
     pull_secrets: tuple[str, ...] = ()
     manages: Callable[[str | None], bool] = lambda _: True
-    """Checks whether the operator of this release manages a job with this `spec.managedBy`."""
+    """Returns True if the operator of this release manages a job with this `spec.managedBy`."""
 
 
 def read_review(body: Any) -> Review:
@@ -135,8 +135,7 @@ def _over(job: Object) -> str:
 
 
 def unreadable(review: Review, why: str) -> ReviewAnswer:
-    """Builds the answer for a pod whose job could not be read from the API server. The pod's controller retries
-    later."""
+    """Builds the answer for a pod whose job the API server did not return. The pod's controller retries later."""
     message = f"cannot read {KIND} {review.namespace}/{review.job}, which the label {LABEL} names: {why}"
     return ReviewAnswer(result=ReviewResult.FAILED, message=message, code=UNREADABLE)
 
@@ -153,7 +152,7 @@ def response(review: Review, found: ReviewAnswer) -> dict[str, Any]:
 
 
 def patch(before: Object, after: Object) -> JobPatch:
-    """Returns the JSON patch from `before` to `after`. It sets each field of metadata and spec that differs."""
+    """Returns the JSON patch that turns `before` into `after`. It sets each field of metadata and spec that differs."""
     return [
         {"op": "add", "path": f"/{part}/{field}", "value": value}
         for part in ("metadata", "spec")

@@ -1,8 +1,8 @@
 """The injector's certificates: its own authority, and the certificate that it serves. Pure, except that keys are
 random.
 
-A new authority is added to the API server's bundle, next to the previous authority, before a certificate that it issued
-is served. The API server therefore trusts the certificate of every replica at any time.
+A new authority is first added to the API server's bundle, next to the previous one. Only then is a certificate from the
+new authority served. At any time, the API server therefore trusts the certificates of all replicas.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 AUTHORITY_DAYS = 730
 CERTIFICATE_DAYS = 90
 RENEW_DAYS = 30
-"""Number of days before its expiry at which a certificate is renewed. The authority is renewed early enough for its
-certificates to have their full validity."""
+"""Number of days before expiry at which a certificate is renewed. The authority is renewed so early that its
+certificates always have their full validity."""
 SKEW = timedelta(hours=1)
-"""The validity of a certificate begins this long before its creation, to allow for slow clocks."""
+"""A certificate is valid from this long before its creation, to allow for slow clocks."""
 FIELDS = ("ca.crt", "ca.key", "tls.crt", "tls.key")
 PREVIOUS = "previous.crt"
 COMMON_NAME = "dataloaderjob injector"
@@ -104,8 +104,8 @@ def renewal(found: Certificates | None, names: Sequence[str], now: datetime) -> 
 def renewed(
     found: Certificates | None, what: Renewal, names: Sequence[str], now: datetime, *, in_use: bytes = b""
 ) -> Certificates:
-    """Creates new certificates. `in_use`: the authority of the certificate that replicas serve; used if `found` is
-    None."""
+    """Creates new certificates. `in_use`: the authority of the certificate that replicas serve. It becomes the previous
+    authority if `found` is None."""
     if what is Renewal.CERTIFICATE and found is not None:
         certificate, key = _issue(names, now, found.authority, found.authority_key)
         return Certificates(

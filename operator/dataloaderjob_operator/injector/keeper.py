@@ -1,9 +1,9 @@
 """The renewal of the injector's certificates: first in a Secret that all replicas share, then in the API server's
-bundle, and then in this replica's TLS context.
+bundle, and last in this replica's TLS context.
 
-A replica that finds a new authority in the Secret adds the authority to the bundle. The replica serves the authority's
-certificate only after the API server has had time to read the bundle. Until then, all replicas serve certificates whose
-authorities were already in the bundle.
+A replica that finds a new authority in the Secret adds it to the bundle. It serves a certificate from the new authority
+only after the API server has had time to read the bundle. Until then, all replicas serve certificates from authorities
+that are already in the bundle.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ log = logging.getLogger(__name__)
 
 CHECK_S = 60.0
 ROLLING_S = 2.0
-"""Interval in seconds between checks while a new certificate waits to be served."""
+"""Seconds between checks while a new certificate waits to be served."""
 SETTLE_S = 10.0
-"""Seconds to wait for the API servers to read a new bundle. Their watches deliver the bundle within a second."""
+"""Seconds to wait until the API servers have read a new bundle. Their watches deliver it within a second."""
 RETRY_S = 5.0
 CONFIGURATIONS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
 MERGE_PATCH = "application/json-patch+json"
@@ -61,7 +61,7 @@ class Files:
     check_s: float = CHECK_S
     context: ssl.SSLContext = field(default_factory=empty_context)
     ends: datetime | None = None
-    """Expiry of the certificate that is served; None before the first one."""
+    """Expiry of the certificate that is served; None before the first certificate."""
     _served: bytes = b""
 
     async def step(self) -> float:
@@ -93,9 +93,9 @@ class CertificateKeeper:
     settle_s: float = SETTLE_S
     check_s: float = CHECK_S
     served: Certificates | None = None
-    """The certificates in the TLS context; None before the first ones."""
+    """The certificates in the TLS context; None before the first certificates."""
     _bundled_at: datetime | None = None
-    """Time since which each check has found the newest authority in the bundle."""
+    """Time since which every check has found the newest authority in the bundle."""
 
     @property
     def ends(self) -> datetime | None:
@@ -103,8 +103,8 @@ class CertificateKeeper:
         return None if self.served is None else end(self.served.certificate)
 
     async def step(self) -> float:
-        """Renews the certificates that are due, and serves one that the API server trusts. Returns the
-        seconds until the next step. Raises CannotKeep."""
+        """Renews the certificates that are due, and serves one that the API server trusts. Returns the seconds until
+        the next step. Raises CannotKeep."""
         try:
             found = await self._stored()
             changed = await self._bundle(found)
@@ -149,8 +149,8 @@ class CertificateKeeper:
         return made
 
     async def _bundle(self, wanted: Certificates) -> bool:
-        """Writes the authorities into the webhook's configuration. Returns True if the configuration changed. Raises
-        ApiError."""
+        """Writes the authorities into the webhook's configuration. Returns True if that changed the configuration.
+        Raises ApiError."""
         path = f"{CONFIGURATIONS}/{self.configuration}"
         live = await self.api.request("GET", path)
         in_use = (
@@ -182,7 +182,7 @@ class CertificateKeeper:
 
 
 def _certificates(secret: dict[str, Any] | None) -> Certificates | None:
-    """Returns the certificates in a Secret; None if there is no Secret, or if its data cannot be used."""
+    """Returns the certificates in a Secret; None if there is no Secret, or its data cannot be used."""
     if secret is None:
         return None
     try:

@@ -38,8 +38,7 @@ MAX_NBYTES = 8 * 1024**2
 """Maximum size of a review. The API server accepts requests of up to 3 MiB, and a review may contain two objects of
 that size."""
 DEADLINE_S = 4.0
-"""Seconds within which the job must be read. The API server waits 5 s for a response, and would then report only a
-timeout."""
+"""Seconds within which the job must be read. After 5 s, the API server would report only a timeout."""
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
 
 
@@ -144,8 +143,8 @@ def webhook(injector: Injector) -> web.Application:
 def probes(
     metrics: InjectorMetrics, ready: Callable[[], bool], ends: Callable[[], datetime | None]
 ) -> web.Application:
-    """Builds the application that is served without TLS. `ends` returns the expiry of the certificate that is
-    served."""
+    """Builds the application that is served without TLS. `ends`: a function that returns the expiry of the served
+    certificate."""
 
     async def healthz(_: web.Request) -> web.Response:
         return web.Response(text="ok\n")

@@ -1,6 +1,6 @@
 """The builders of a job's wanted children. Their only inputs are the job and the operator's settings. Pure.
 
-The children of recent jobs are cached (`by_job`), so callers must not modify them.
+The children of recent jobs are cached (`by_job`), so callers must not modify the results.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ __all__ = ["OperatorConfig", "OwnPod", "base", "feeding", "training"]
 
 @cached_by_job
 def base(job: DataLoaderJob, setup: OperatorConfig, ended: str = "") -> Sequence[Manifest]:
-    """Builds the children that must exist before any pod: the Secrets, the Services and the NetworkPolicies, and the
-    settings of attached pods. `ended`: the reason why the job has ended; empty if it has not."""
+    """Builds the children that must exist before any pod: Secrets, Services, NetworkPolicies and the settings of
+    attached pods. `ended`: the reason why the job has ended; empty if it has not."""
     attached = job.spec.trainers.attached
     return (
         settings.secret(job, setup),
@@ -34,7 +34,7 @@ def base(job: DataLoaderJob, setup: OperatorConfig, ended: str = "") -> Sequence
 @cached_by_job
 def feeding(job: DataLoaderJob, setup: OperatorConfig) -> Sequence[Manifest]:
     """Builds the head and the feeders with their settings. They exist from the job's start until the trainers end. On
-    an existing Ray cluster, the only pod built is the supervisor's, once the cluster's address is known."""
+    an existing Ray cluster, builds only the supervisor's pod, once the cluster's address is known."""
     ray = job.spec.ray.external
     if ray is not None:
         known = ray.address is not None

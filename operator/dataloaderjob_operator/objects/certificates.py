@@ -1,8 +1,8 @@
 """The Secrets with a job's certificates, if its spec has `loader.tls`. Pure.
 
-The operator creates a generation's Secret when the generation begins. It never changes a Secret, because it does not
-have permission to do so. Pods therefore refer to the Secrets of all generations from the start. The certificates are
-derived from the root key and the job. No Secret contains the keys of the authorities.
+The operator creates a generation's Secret when the generation begins. It does not have permission to change Secrets.
+Pods therefore refer to the Secrets of all generations from the start. The certificates are derived from the root key
+and the job. No Secret contains the authorities' keys.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataloaderjob_operator.objects import settings
 
 
 def secret_names(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[str]:
-    """Returns the names of the Secrets of all generations, in order; none if the job does not use TLS."""
+    """Returns the names of the Secrets of all generations, in order; empty if the job does not use TLS."""
     count = GENERATIONS if job.spec.loader.tls else 0
     uid = job.metadata.uid or ""
     return [names.certificate_secret(job.name, uid, setup.root_key, number) for number in range(count)]

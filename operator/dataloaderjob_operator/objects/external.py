@@ -1,6 +1,5 @@
-"""The supervisor's pod of a job on an existing Ray cluster: a container that joins the cluster, and the supervisor's
-container. Such a job has neither a Ray head nor feeder pods. Its feeders are actors in the cluster's pods. Pure.
-"""
+"""The supervisor's pod of a job on an existing Ray cluster. One container joins the cluster, and another runs the
+supervisor. Such a job has neither a Ray head nor feeder pods: its feeders are actors in the cluster's pods. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +20,7 @@ TOKEN_VOLUME = f"{RESERVED_PREFIX}ray-token"
 
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig, ray: ExternalRaySpec) -> Manifest:
-    """Builds the Deployment of the supervisor's pod. There is one such pod, which is replaced but never duplicated."""
+    """Builds the Deployment of the supervisor's pod. The pod is replaced but never duplicated."""
     spec = job.spec.ray.head
     of_ray, _ = supervisor.split(resources(spec.resources))
     container = ray_container(job, names.Role.HEAD, MODULE, "head.json", of_ray)
@@ -47,8 +46,8 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig, ray: ExternalRaySpe
 
 
 def _token_volume(ray: ExternalRaySpec) -> dict[str, Any] | None:
-    """Builds the volume with the token of the Ray cluster; None if the cluster has no token. The operator itself does
-    not read the token's Secret."""
+    """Builds the volume with the Ray cluster's token; None if the cluster has no token. The operator itself does not
+    read the token's Secret."""
     ref = ray.token_secret_ref
     if ref is None:
         return None

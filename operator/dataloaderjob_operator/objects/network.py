@@ -1,6 +1,6 @@
-"""Services for discovery between the pods of a job, and a NetworkPolicy for each role. Pure.
+"""The Services through which a job's pods find each other, and a NetworkPolicy for each role. Pure.
 
-A policy admits only the connections that the role needs, and no other job or pod of the namespace. The rules for both
+A policy admits only the connections that its role needs, and no other job or pod of the namespace. The rules for both
 ends of a connection are derived from one table, `WAYS`.
 """
 
@@ -18,8 +18,8 @@ from dataloaderjob_operator.objects.pods import AMBIENT
 
 
 def head_service(job: DataLoaderJob) -> Manifest:
-    """Builds the Service that gives the head its name. The name resolves even before the head is ready, because DNS on
-    a fresh cluster would otherwise answer late."""
+    """Builds the Service that gives the head its name. The name resolves even before the head is ready. Otherwise, DNS
+    on a fresh cluster would answer late."""
     gcs = {"gcs": settings.GCS_PORT} if job.spec.ray.external is None else {}
     return _headless(
         job,
@@ -30,7 +30,7 @@ def head_service(job: DataLoaderJob) -> Manifest:
 
 
 def trainers_service(job: DataLoaderJob) -> Manifest:
-    """Builds the Service that makes each trainer pod's host name, set by its Indexed Job, resolvable."""
+    """Builds the Service that makes the trainer pods' host names resolvable. The Indexed Job sets these names."""
     return _headless(
         job, names.trainers_service(job.name), names.Role.TRAINER, {"metrics": settings.ports(job).metrics}
     )
@@ -66,7 +66,7 @@ class Way:
     sources: tuple[Role, ...]
     to: Role
     ports: tuple[Manifest, ...]
-    """Ports as in a NetworkPolicy; if empty, any port of any protocol."""
+    """Ports as in a NetworkPolicy; if empty, all ports of all protocols."""
 
 
 def _port(number: int, protocol: str = "TCP") -> Manifest:
@@ -76,17 +76,17 @@ def _port(number: int, protocol: str = "TCP") -> Manifest:
 ANY_TCP: tuple[Manifest, ...] = ({"protocol": "TCP"},)
 WAYS = (
     Way((Role.TRAINER,), Role.HEAD, (_port(settings.SUPERVISOR_PORT),)),
-    # Ray's nodes: the GCS, raylets, object managers and workers connect to each other on random ports. Feeders also
+    # Ray's GCS, raylets, object managers and workers connect to each other on random ports. Feeders also
     # fetch user code and data from other feeders.
     Way((Role.FEEDER,), Role.HEAD, ANY_TCP),
     Way((Role.HEAD, Role.FEEDER), Role.FEEDER, ANY_TCP),
-    # Each feeder listens on any free port.
+    # each feeder listens on any free port
     Way((Role.TRAINER,), Role.FEEDER, ANY_TCP),
-    # torchrun, gloo and NCCL, which also uses UDP.
+    # torchrun, gloo and NCCL; NCCL also uses UDP
     Way((Role.TRAINER,), Role.TRAINER, ()),
 )
 DNS = {
-    # Link-local, for nodes that answer DNS queries themselves (NodeLocal DNSCache, clouds).
+    # link-local, for nodes that answer DNS queries themselves (NodeLocal DNSCache, clouds)
     "to": [
         {"namespaceSelector": {"matchLabels": {NAMESPACE_NAME: "kube-system"}}},
         {"ipBlock": {"cidr": "169.254.0.0/16"}},
@@ -96,18 +96,18 @@ DNS = {
 
 
 HBONE = 15008
-"""Port of an ambient mesh's tunnels, on which connections within the mesh arrive."""
+"""Port of an ambient mesh's tunnels. Connections within the mesh arrive on it."""
 AMBIENT_PROBES = [
     {"ipBlock": {"cidr": "169.254.7.127/32"}},
     {"ipBlock": {"cidr": "fd16:9254:7127:1337:ffff:ffff:ffff:ffff/128"}},
 ]
-"""Sources of probes to pods in an ambient mesh, after Istio has rewritten them."""
+"""Source addresses of probes in an ambient mesh, as rewritten by Istio."""
 
 
 def policies(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest]:
     """Builds the policies of all roles. Mode `None` has no policies, and only mode `Strict` has egress rules. Attached
-    pods get no policy, because a policy that selects a pod would also block peers that the pod's owner expects. Neither
-    do the pods of an existing Ray cluster, which do not belong to the job."""
+    pods get no policy, because it would also block peers that a pod's owner expects. The pods of an existing Ray
+    cluster get none either, because they do not belong to the job."""
     mode = job.spec.network_policy.mode
     without = {Role.TRAINER} if job.spec.trainers.attached else set()
     without |= set() if job.spec.ray.external is None else {Role.FEEDER}
@@ -147,8 +147,7 @@ def _policy(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig, *, s
 
 
 def _from_outside(job: DataLoaderJob, role: Role, setup: settings.OperatorConfig) -> list[Manifest]:
-    """Builds the rules for peers that are not the job's pods. Probes come from the pod's own node, which no policy
-    blocks."""
+    """Builds the rules for peers outside the job. Probes come from the pod's own node, which no policy blocks."""
     rules = [{"from": AMBIENT_PROBES}] if _in_ambient(job, role) else []
     if role is Role.TRAINER and setup.metrics_from:
         metrics = _ports(job, role, [_port(settings.ports(job).metrics)])
@@ -172,7 +171,7 @@ def _in_ambient(job: DataLoaderJob, role: Role) -> bool:
 
 
 def _ports(job: DataLoaderJob, to: Role, ports: Iterable[Manifest]) -> list[Manifest]:
-    """Returns a rule's ports, plus the mesh's port if pods of `to` are in an ambient mesh. An empty list means all
+    """Returns a rule's ports, plus the mesh's port if pods of `to` are in an ambient mesh. An empty list allows all
     ports."""
     found = list(ports)
     numbered = any("port" in port for port in found)
@@ -180,9 +179,9 @@ def _ports(job: DataLoaderJob, to: Role, ports: Iterable[Manifest]) -> list[Mani
 
 
 def _peers(job: DataLoaderJob, roles: Iterable[Role]) -> list[Manifest]:
-    """Returns the peers in these roles. Feeders on an existing Ray cluster run in the RayCluster's pods. If the
-    manifest gives only an address, the operator does not know these pods, so one of the user's own policies must admit
-    them."""
+    """Returns the peers in these roles. Feeders on an existing Ray cluster run in the pods of the RayCluster. If the
+    manifest gives only an address, the operator does not know these pods. The user must then admit them with a separate
+    policy."""
     ray = job.spec.ray.external
     if ray is None:
         return [_pods(job, roles)]
@@ -194,8 +193,8 @@ def _peers(job: DataLoaderJob, roles: Iterable[Role]) -> list[Manifest]:
 
 
 def _pods(job: DataLoaderJob, roles: Iterable[Role]) -> Manifest:
-    """Builds the peer that selects the job's pods. A peer without a namespaceSelector selects pods in the policy's own
-    namespace, which is the job's."""
+    """Builds the peer that selects the job's pods. Without a namespaceSelector, a peer selects pods in the policy's own
+    namespace."""
     if job.spec.trainers.attached and set(roles) == {Role.TRAINER}:
         return {"podSelector": {"matchLabels": {names.LABEL_INJECT: job.name}}}
     in_roles = {"key": names.LABEL_ROLE, "operator": "In", "values": [role.value for role in roles]}

@@ -1,4 +1,5 @@
-"""Pods of a job: the user's template plus the operator's fields, containers, volumes and restrictions. Pure."""
+"""The pods of a job. Each is the user's template plus the operator's fields, containers, volumes and restrictions.
+Pure."""
 
 from __future__ import annotations
 
@@ -24,14 +25,15 @@ from dataloaderjob_operator.kinds import Manifest, digest
 from dataloaderjob_operator.objects import certificates, settings, supervisor
 
 SHM_NBYTES = 256 * 1024**2
-"""Shared memory for torch and for Ray's object store, which the data path does not use."""
+"""Size of shared memory for torch and for Ray's object store. The data path does not use it."""
 INHERITED = ("imagePullSecrets", "securityContext")
-"""Fields that the head and the feeders inherit from the templates whose image they run, unless they set their own."""
+"""Fields that the head and the feeders inherit from the template whose image they run, unless their own template sets
+them."""
 FROM_TEMPLATES = ("labels", "annotations", "finalizers")
 """Metadata that controllers copy from a template."""
 LOST_NODE_S = 30
 """Seconds after which a pod is removed from a lost node; Kubernetes' default is 300. Until then, the trainers on all
-other nodes are blocked. Kubernetes starts to count once the node has been silent for 40 s or more."""
+other nodes are blocked. Kubernetes starts to count after the node has been silent for at least 40 s."""
 LOST_NODE = ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable")
 """Taints of lost nodes."""
 ISTIO = "sidecar.istio.io/inject"
@@ -44,7 +46,7 @@ _PARTS = {
 _OWNED = ("containers", "initContainers", "volumes", "restartPolicy")
 TMP: Manifest = {"name": "dataloaderjob-tmp", "mountPath": "/tmp"}  # noqa: S108  a volume of the pod's own
 SHM: Manifest = {"name": "dataloaderjob-shm", "mountPath": "/dev/shm"}  # noqa: S108
-"""A mount that, like TMP, is dropped if the user mounts something at the same path."""
+"""A mount that, like TMP, gives way to the user's mount at the same path."""
 
 
 def image(job: DataLoaderJob) -> str:
@@ -56,7 +58,7 @@ def image(job: DataLoaderJob) -> str:
 def template(
     job: DataLoaderJob, role: names.Role, user: PodTemplate, spec: Manifest, *, asked: Any, version: str
 ) -> Manifest:
-    """Builds a pod template. `asked`: the user's part of the template. Any change to it replaces the pods."""
+    """Builds a pod template. `asked`: the user's part of the template. Any change to this part replaces the pods."""
     mesh = outside_mesh(user.metadata)
     annotations = {
         **mesh["annotations"],
@@ -70,9 +72,8 @@ def template(
 
 
 def outside_mesh(user: PodMetadata) -> dict[str, dict[str, str]]:
-    """Returns labels and annotations that exclude a pod from service meshes, because the pod's connections are
-    authenticated with the job's key, on ports that no proxy knows. If the user wants Istio's sidecar, the annotations
-    make the job's connections bypass that sidecar."""
+    """Returns labels and annotations that keep a pod out of service meshes. The job's key authenticates the pod's
+    connections, and no proxy knows their ports. If the user wants Istio's sidecar, the connections bypass it."""
     labels, annotations = user.labels, user.annotations
     found = {"labels": {AMBIENT: "none"}, "annotations": {"linkerd.io/inject": "disabled"}}
     wanted = labels.get(ISTIO, annotations.get(ISTIO))
@@ -90,7 +91,7 @@ def outside_mesh(user: PodMetadata) -> dict[str, dict[str, str]]:
 def shared_fields(
     setup: settings.OperatorConfig, user: PodTemplate, taken: Mapping[str, Any] = MappingProxyType({})
 ) -> dict[str, Any]:
-    """Builds the pod's fields from the user's fields, those taken from other templates, and the operator's defaults. By
+    """Builds the pod's fields from the user's, those taken from other templates, and the operator's defaults. By
     default, the pod gets no token for the API server."""
     found = {name: value for name, value in plain(user).get("spec", {}).items() if name not in _OWNED}
     found = {**taken, **found}
@@ -105,8 +106,8 @@ def shared_fields(
 
 
 def _tolerations(theirs: Any) -> Any:
-    """Puts the tolerations for lost nodes before the user's, because the first toleration that matches a taint counts.
-    Omits the toleration for a taint that the user's tolerations already name."""
+    """Puts the tolerations for lost nodes before the user's, because the first one that matches a taint counts. If the
+    user's tolerations name a taint, the operator adds none for it."""
     if not isinstance(theirs, list) or not all(isinstance(toleration, Mapping) for toleration in theirs):
         return theirs  # the API server reports the error
     own = [toleration.get("key") for toleration in theirs]
@@ -122,9 +123,9 @@ def ray_pod(
     setup: settings.OperatorConfig, job: DataLoaderJob, container: Manifest, user: PodTemplate,
     taken: Mapping[str, Any], data: Mapping[str, Any] = MappingProxyType({}),
 ) -> Manifest:  # fmt: skip
-    """Builds the pod of a Ray node: the operator's container, extended by the user's container of the same name, and
-    the user's other containers. `data`: spec.data, if user code runs in the pod. The head's pod also gets the
-    supervisor's container."""
+    """Builds the pod of a Ray node. It has the operator's container, merged with the user's container of the same name,
+    and the user's other containers. The head's pod also has the supervisor's container. `data`: spec.data, if user code
+    runs in the pod."""
     spec = plain(user).get("spec", {})
     theirs = {found["name"]: found for found in spec.get("containers", [])}
     ours = add(container, with_data(theirs.pop(container["name"], {}), data))
@@ -158,8 +159,8 @@ def ray_pod(
 
 
 def non_root(pod: Mapping[str, Any], container: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the securityContext of a container that must not run as root. It is unchanged if the user sets
-    runAsNonRoot, or a runAsUser of 0, on the pod or the container."""
+    """Returns the securityContext of a container that must not run as root. Returns it unchanged if the pod or the
+    container sets runAsNonRoot, or a runAsUser of 0."""
     both = {**pod, **container}
     if "runAsNonRoot" in both or both.get("runAsUser") == 0:
         return dict(container)
@@ -189,7 +190,7 @@ def volumes(job: DataLoaderJob, setup: settings.OperatorConfig, role: names.Role
 
 
 def map_of(template: Mapping[str, Any]) -> str | None:
-    """Returns the name of the ConfigMap with the settings of a template's pods; None if they have none."""
+    """Returns the name of the ConfigMap with the settings of a template's pods; None if the template mounts none."""
     for volume in (template.get("spec") or {}).get("volumes") or ():
         if volume.get("name") == SETTINGS_VOLUME:
             return str((volume.get("configMap") or {}).get("name"))
@@ -197,7 +198,7 @@ def map_of(template: Mapping[str, Any]) -> str | None:
 
 
 def secret_of(template: Mapping[str, Any]) -> str | None:
-    """Returns the name of the Secret with the keys of a template's pods; None if they have none."""
+    """Returns the name of the Secret with the keys of a template's pods; None if the template mounts none."""
     for volume in (template.get("spec") or {}).get("volumes") or ():
         if volume.get("name") == KEY_VOLUME:
             projected = (volume.get("projected") or {}).get("sources") or [{}]
@@ -217,8 +218,8 @@ def shm_size(job: DataLoaderJob, container: str) -> str:
 
 
 def mounts(ours: Iterable[Manifest], theirs: Iterable[Mapping[str, Any]]) -> list[Manifest]:
-    """Joins the mounts of a container. The operator's /tmp and /dev/shm give way to the user's mounts at the same path.
-    The operator's other mounts do not, so the API server refuses a user's mount at the same path."""
+    """Joins the mounts of a container. The user's mounts replace the operator's at /tmp and /dev/shm. The API server
+    refuses a user's mount at any other path that the operator uses."""
     taken = {str(mount.get("mountPath")).rstrip("/") for mount in theirs}
     kept = [mount for mount in ours if mount not in (TMP, SHM) or mount["mountPath"] not in taken]
     return [*kept, *map(dict, theirs)]
@@ -246,7 +247,7 @@ def ray_container(
 
 def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
     """Merges the user's container into the operator's container of the same name. The user's fields take precedence.
-    The manifest's validation refuses fields that must not be changed."""
+    Validation of the manifest refuses fields that must not change."""
     made = {**container, **theirs}
     for field in ("env", "ports"):
         if field in container:
@@ -257,7 +258,7 @@ def add(container: Manifest, theirs: Mapping[str, Any]) -> Manifest:
 
 
 def with_data(theirs: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, Any]:
-    """Adds spec.data to the user's container. The container's own variables may refer to those of spec.data."""
+    """Adds spec.data to the user's container. The container's own variables may refer to variables of spec.data."""
     made = dict(theirs)
     if "env" in data:
         made["env"] = joined(data["env"], theirs.get("env", []))
@@ -268,8 +269,8 @@ def with_data(theirs: Mapping[str, Any], data: Mapping[str, Any]) -> dict[str, A
 
 
 def joined(ours: Iterable[Manifest], theirs: Iterable[Manifest]) -> list[Manifest]:
-    """Joins named items, such as variables. The operator's items come first, because the user's items may refer to
-    them. If both have an item of the same name, the user's item replaces the operator's."""
+    """Joins named items, such as variables. The operator's items come first, because the user's may refer to them. A
+    user's item replaces the operator's item of the same name."""
     found = list(theirs)
     taken = [item.get("name") for item in found]
     return [*(item for item in ours if item["name"] not in taken), *found]
@@ -280,7 +281,7 @@ def environment(variables: Mapping[str, str]) -> list[Manifest]:
 
 
 def pod_of(workload: Manifest) -> Manifest:
-    """Builds a pod as the workload's controller would create it, except that the job owns the pod."""
+    """Builds a pod as the workload's controller would, except that the job owns the pod."""
     template, metadata = workload["spec"]["template"], workload["metadata"]
     taken = {name: value for name, value in template["metadata"].items() if name in FROM_TEMPLATES}
     own = {"namespace": metadata["namespace"], "generateName": f"{metadata['name']}-"}

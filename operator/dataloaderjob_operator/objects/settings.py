@@ -1,11 +1,12 @@
-"""The operator's own settings, and the job's Secret and ConfigMaps with the settings files that the head, the feeders
-and the sidecars read when they start. Pure.
+"""The operator's own settings, and the job's Secret and ConfigMaps. These hold the settings files that the head, the
+feeders and the sidecars read when they start. Pure.
 
-Each role's file is in a ConfigMap whose name contains the file's digest and whose content never changes. A pod
-therefore reads the same settings throughout its life, even if the spec or the operator changes. Attached pods are the
-exception: their Secret and their ConfigMap are named after the job alone. The process that reads a file may be older
-than this operator, so a release may add keys but never remove them. `tests/contract/test_skew.py` lists the keys of
-each release.
+Each role's file is in a ConfigMap whose name contains the file's digest, so the file never changes. A pod therefore
+reads the same settings throughout its life, even if the spec or the operator changes. Attached pods are the exception:
+their Secret and their ConfigMap are named after the job alone.
+
+The process that reads a file may be older than this operator. A release may therefore add keys, but never remove them.
+`tests/contract/test_skew.py` lists the keys of each release.
 """
 
 from __future__ import annotations
@@ -43,16 +44,15 @@ from dataloaderjob_operator.kinds import Manifest, digest
 GCS_PORT = 6379
 SUPERVISOR_PORT = 6400
 RAYLET_PORT = 6401
-"""Port of the raylet in the supervisor's pod on an existing Ray cluster."""
+"""Port of the raylet in the supervisor's pod. It is used on an existing Ray cluster."""
 MASTER_PORT = 29500
 HOST_PORTS = range(20_000, 28_000, 2)
-"""First ports of port pairs for trainers on the host network. They are below the ranges for Services and outgoing
-connections, and avoid dcgm-exporter's port (9400) and other jobs' torchrun."""
+"""First ports of the port pairs for trainers on the host network. They are below the ranges for Services and outgoing
+connections. They avoid dcgm-exporter's port (9400) and the ports of other jobs' torchrun."""
 JOB_KEY = "links"
-"""Name of the file with the key of a pod's role. In the job's Secret, the field of this name holds the job's own
-key."""
+"""Name of the file with the key of a pod's role. In the job's Secret, this field holds the job's own key."""
 COUNT_FILE = "feeders"
-"""File with the current number of feeders, the only setting of the head that changes while it runs."""
+"""File with the current number of feeders. Only this setting of the head changes while the head runs."""
 RAY_TOKEN = "ray"  # noqa: S105  the name of a file
 TOKEN_FOLDER = "/etc/dataloaderjob/ray"  # noqa: S105  a path in a pod
 """Folder with the token of an existing Ray cluster."""
@@ -75,26 +75,27 @@ class OperatorConfig:
     version: str
     """The operator's version."""
     sidecar_image: str
-    """Sidecar image for manifests that do not name one."""
+    """Sidecar image for manifests that name none."""
     root_key: bytes
     """Key from which jobs' keys are derived."""
     previous_root: bytes | None = None
-    """The root key before the current one. Jobs whose pods have keys derived from it keep those keys."""
+    """The root key before the current one. Live pods with keys derived from it keep those keys."""
     operator: OwnPod | None = None
-    """The operator's own pod. None if it does not run in a pod of the cluster, in which case no policy admits it."""
+    """The operator's own pod. None if the operator does not run in a pod of the cluster; then no policy admits it."""
     sidecar_pull_secrets: tuple[str, ...] = ()
     """Pull secrets for `sidecar_image` in the jobs' namespaces."""
     metrics_from: tuple[Manifest, ...] = ()
-    """Peers of a NetworkPolicy that may collect the sidecars' metrics; if empty, none may."""
+    """NetworkPolicy peers that may collect the sidecars' metrics; if empty, none may."""
     fs_group: int | None = USER
-    """Group for templates that do not set one. It makes the key and the token readable, and lets the trainer and the
-    sidecar share the socket, whichever users they run as. None if namespaces set a group, as on OpenShift."""
+    """Group for templates that do not set one. It can read the key and the token, and lets the trainer and the sidecar
+    share the socket whichever users they run as. None if namespaces set a group, as on OpenShift."""
     cluster_domain: str = ""
     """DNS domain of the cluster, such as cluster.local; if empty, pods add it themselves."""
     tls_period: timedelta = PERIOD
-    """Time after which a job's certificates are replaced."""
+    """Interval after which a job's certificates are replaced."""
     managed_by: str = ""
-    """The operator manages only jobs with this `spec.managedBy`; if empty, only jobs that set none, or MANAGED_BY."""
+    """The operator manages only jobs with this `spec.managedBy`. If it is empty, the operator manages jobs that set
+    none, or MANAGED_BY."""
 
     def manages(self, named: str | None) -> bool:
         """Returns True if this operator manages a job with this `spec.managedBy`."""
@@ -103,7 +104,7 @@ class OperatorConfig:
 
 @dataclass(frozen=True, slots=True)
 class Ports:
-    """Ports of a trainer pod that other pods or tools must know."""
+    """Ports of a trainer pod that other pods or tools need."""
 
     metrics: int
     """The sidecar's metrics port."""
@@ -113,9 +114,8 @@ class Ports:
 
 def ports(job: DataLoaderJob) -> Ports:
     """Returns the ports that the manifest sets, or the defaults. On the host network, the default is a pair derived
-    from the job's uid, so that trainers of several jobs can share a node. The scheduler does not place two pods of one
-    job on the same node.
-    """
+    from the job's uid, so that trainers of several jobs can share a node. Two pods of one job are never on the same
+    node."""
     first, second = METRICS_PORT, MASTER_PORT
     if job.spec.trainers.template.spec.host_network:
         number = int.from_bytes(hashlib.sha256((job.metadata.uid or "").encode()).digest()[:4])
@@ -126,13 +126,13 @@ def ports(job: DataLoaderJob) -> Ports:
 
 
 def service_host(job: DataLoaderJob, service: str, setup: OperatorConfig) -> str:
-    """Returns the full name of a Service, which resolves even in a pod without the cluster's DNS search list."""
+    """Returns the full name of a Service. It resolves even in a pod without the cluster's DNS search list."""
     domain = f".{setup.cluster_domain}" if setup.cluster_domain else ""
     return f"{service}.{job.metadata.namespace}.svc{domain}"
 
 
 def cluster_domain(resolv_conf: str) -> str:
-    """Returns the cluster's domain from the search list in a pod's resolv.conf; empty if it has none."""
+    """Returns the cluster's domain from the search list in a resolv.conf; empty if the list does not contain it."""
     for line in resolv_conf.splitlines():
         if line.split()[:1] == ["search"]:
             for name in line.split()[1:]:
@@ -142,7 +142,7 @@ def cluster_domain(resolv_conf: str) -> str:
 
 
 def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
-    """Builds the Secret that holds the job's keys. `key_items` selects the keys that a role's pods get."""
+    """Builds the Secret with all of the job's keys. Pods of a role get only the keys that `key_items` selects."""
     uid = job.metadata.uid or ""
     key = names.job_key(setup.root_key, uid)
     values = {
@@ -157,8 +157,9 @@ def secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
 
 
 def attach_secret(job: DataLoaderJob, setup: OperatorConfig) -> Manifest:
-    """Builds the Secret for sidecars in attached pods. The Secret contains only the sidecars' own key. If it were
-    immutable, the kubelet would not update the mount when the Secret of an earlier job of the same name is replaced."""
+    """Builds the Secret for sidecars in attached pods. It contains only the sidecars' own key. It is not immutable:
+    otherwise, the kubelet would not update the mount when this Secret replaces the Secret of an earlier job of the same
+    name."""
     key = names.job_key(setup.root_key, job.metadata.uid or "")
     return secret_of_values(job, names.attachment(job.name), {JOB_KEY: keys.derive(key, Holder.SIDECAR)})
 
@@ -175,8 +176,8 @@ def secret_of_values(job: DataLoaderJob, name: str, values: Mapping[str, bytes])
 
 
 def attach_map(job: DataLoaderJob, setup: OperatorConfig, ended: str) -> Manifest:
-    """Builds the ConfigMap with the settings of sidecars in attached pods. A new pod, or a sidecar that restarts, reads
-    the settings as they are at that time. `ended`: the reason why the job has ended; empty if it has not."""
+    """Builds the ConfigMap with the settings of sidecars in attached pods. A sidecar reads the current settings each
+    time that it starts. `ended`: the reason why the job has ended; empty if it has not."""
     made = {**sidecar(job, setup), **({"ended": ended} if ended else {})}
     return {
         "apiVersion": "v1",
@@ -187,8 +188,8 @@ def attach_map(job: DataLoaderJob, setup: OperatorConfig, ended: str) -> Manifes
 
 
 def with_root_of(setup: OperatorConfig, job: str, uid: str, secret: str | None) -> OperatorConfig:
-    """Returns the operator's settings with the root key from which this Secret's name is derived. Returns them
-    unchanged if the name is derived from neither root key, for example because it is from an earlier release."""
+    """Returns the operator's settings with the root key from which the name of this Secret is derived. Returns them
+    unchanged if the name is derived from neither root key, for instance for a job from an earlier release."""
     previous = setup.previous_root
     if previous is None or secret is None or secret != names.key_secret(job, uid, previous):
         return setup
@@ -206,8 +207,8 @@ def key_items(role: names.Role) -> list[Manifest]:
 
 
 def ray_items(job: DataLoaderJob) -> list[Manifest]:
-    """Selects the only part of the Secret that Ray's container in the head's pod gets. This part is the token of the
-    job's own Ray cluster or, on an existing cluster, the feeders' key, which actors get as an argument."""
+    """Selects the only part of the Secret that Ray's container in the head's pod gets. This is the token of the job's
+    own Ray cluster. On an existing cluster, it is the feeders' key, which actors get as an argument."""
     name = RAY_TOKEN if job.spec.ray.external is None else Holder.FEEDER.value
     return [{"key": name, "path": name}]
 
@@ -283,13 +284,14 @@ def head(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
 
 
 def tls(job: DataLoaderJob) -> dict[str, Any]:
-    """Returns the setting for the folder with a pod's certificates; empty if there are none, as in releases without
-    TLS."""
+    """Returns the setting for the folder with a pod's certificates; empty if the job does not use TLS, as in releases
+    without TLS."""
     return {"tls_folder": TLS_FOLDER} if job.spec.loader.tls else {}
 
 
 def schedule(job: DataLoaderJob, setup: OperatorConfig) -> Schedule | None:
-    """Returns the schedule of a job's generations of certificates; None if the job does not use TLS."""
+    """Returns the schedule of a job's generations of certificates; None if the job does not use TLS. Raises ValueError
+    for a job that is not on a cluster."""
     if not job.spec.loader.tls:
         return None
     created = job.metadata.creation_timestamp
@@ -299,7 +301,7 @@ def schedule(job: DataLoaderJob, setup: OperatorConfig) -> Schedule | None:
 
 
 def on_external_ray(job: DataLoaderJob, ray: ExternalRaySpec) -> dict[str, Any]:
-    """Builds the settings that the head's pod has only on an existing Ray cluster."""
+    """Builds the settings of the head's pod that exist only for an existing Ray cluster."""
     return {
         "token_path": None if ray.token_secret_ref is None else f"{TOKEN_FOLDER}/{RAY_TOKEN}",
         "feeder_key_path": f"{KEY_FOLDER}/{Holder.FEEDER.value}",
@@ -313,7 +315,7 @@ def on_external_ray(job: DataLoaderJob, ray: ExternalRaySpec) -> dict[str, Any]:
 
 
 def feeder(job: DataLoaderJob, setup: OperatorConfig) -> dict[str, Any]:
-    """Builds the settings with which a feeder's pod joins Ray."""
+    """Builds the settings of a feeder's pod, with which it joins Ray."""
     return {
         "job": unique(job),
         "token_path": f"{KEY_FOLDER}/{RAY_TOKEN}",
@@ -332,8 +334,7 @@ def tasks(job: DataLoaderJob) -> dict[str, Any]:
 
 
 def scratch(job: DataLoaderJob) -> dict[str, int]:
-    """Returns the number of bytes available for user code and data in the pods of the trainers, the feeders and the
-    head, keyed by the field that sets it."""
+    """Returns the scratch space of the job's pods in bytes, by the manifest field that sets it."""
     found = {}
     parts = {"sidecar": job.spec.sidecar.scratch, "feeders": job.spec.feeders.scratch}
     for part, spec in parts.items():

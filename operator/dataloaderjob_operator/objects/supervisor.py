@@ -1,9 +1,9 @@
 """The supervisor's container in the head's pod, and the volumes that keep the job's key from Ray's container. Pure.
 
-Anyone who holds Ray's token can run code in Ray's container. Therefore only the supervisor's container has the job's
-key, and only Ray's container has Ray's token. This applies to the job's own Ray cluster and to an existing one. The two
-containers share the pod's network and one folder. The folder contains the socket through which the supervisor reaches
-Ray, and the supervisor cannot write to it.
+Anyone who holds Ray's token can run code in Ray's container. Therefore, only the supervisor's container has the job's
+key, and only Ray's container has Ray's token. This also applies on an existing Ray cluster. The two containers share
+the pod's network and one folder. The folder contains the socket through which the supervisor reaches Ray. The
+supervisor cannot write to the folder.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ RAY_VOLUME = f"{RESERVED_PREFIX}token"
 """Volume with the part of the Secret that Ray's container gets."""
 TMP: Manifest = {"name": f"{RESERVED_PREFIX}supervisor", "mountPath": "/tmp"}  # noqa: S108  a volume of the container's own
 """The supervisor's own /tmp. Python loads packages from the home folder, so Ray's container must not be able to write
-there."""
+to it."""
 LINK: Manifest = {"name": f"{RESERVED_PREFIX}link", "mountPath": LINK_FOLDER}
 COPIED = ("imagePullPolicy", "securityContext", "env")
 """Fields that the supervisor's container copies from Ray's container."""
 OWN_PROCESSES: Manifest = {"hostPID": False, "shareProcessNamespace": False}
-"""Fields of the pod without which each container could read the other's files and memory in /proc."""
+"""Pod fields that keep each container from reading the other's files and memory in /proc."""
 Amounts = Mapping[str, Mapping[str, Any]]
 
 
 def container(ray: Manifest, asked: Amounts) -> Manifest:
-    """Builds the supervisor's container. `ray`: Ray's finished container. `asked`: the resources of the whole head."""
+    """Builds the supervisor's container. `ray`: Ray's container, already complete. `asked`: the resources of the whole
+    head."""
     own = {"name": "PYTHONNOUSERSITE", "value": "1"}
     env = [v for v in ray["env"] if not str(v["name"]).startswith("RAY_") and v["name"] != own["name"]]
     probe = ray["startupProbe"] | {"tcpSocket": {"port": "supervisor"}}
@@ -63,7 +64,7 @@ def container(ray: Manifest, asked: Amounts) -> Manifest:
 
 
 def ray_mounts() -> list[Manifest]:
-    """Returns the mounts of Ray's container other than scratch volumes."""
+    """Returns the mounts of Ray's container, without its scratch volumes."""
     part = {"name": RAY_VOLUME, "mountPath": KEY_FOLDER, "readOnly": True}
     return [part, *(dict(mount) for mount in MOUNTS if mount["name"] != KEY_VOLUME), dict(LINK)]
 
@@ -82,13 +83,13 @@ def volumes(job: DataLoaderJob, setup: settings.OperatorConfig) -> list[Manifest
 
 
 def ray_scratch(name: str) -> Manifest:
-    """Builds the scratch volume of Ray's container, which contains only Ray's files."""
+    """Builds the scratch volume of Ray's container. It contains only Ray's own files."""
     return scratch_volume(name, ScratchSpec())
 
 
 def split(asked: Amounts) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
-    """Divides the resources of the head between Ray's container and the supervisor's. The two shares add up to more
-    than the head's resources only if the supervisor's share of the memory is below LEAST_NBYTES."""
+    """Divides the head's resources between Ray's container and the supervisor's. The shares add up to more than the
+    head's resources only if the supervisor's memory has to be raised to LEAST_NBYTES."""
     ray: dict[str, dict[str, str]] = {}
     supervisor: dict[str, dict[str, str]] = {}
     for kind, amounts in asked.items():

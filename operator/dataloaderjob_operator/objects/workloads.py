@@ -1,6 +1,5 @@
-"""The workloads of a job: the Deployments of the head and the feeders, which form its Ray cluster, and the trainers'
-Indexed Job, whose pods run the sidecar next to the user's containers. Pure.
-"""
+"""The workloads of a job: the Deployments of the head and the feeders, and the trainers' Indexed Job. The head and the
+feeders form the job's Ray cluster. Each trainer pod runs the sidecar next to the user's containers. Pure."""
 
 from __future__ import annotations
 
@@ -35,9 +34,9 @@ STARTS = 60
 """Number of failed startup probes, five seconds apart, after which the head is restarted."""
 _NODE = f"{TEMP_DIR}/{NODE_FOLDER}"
 READINESS: Manifest = {
-    # Earlier images do not create this file. As before, they are ready once they accept the feeders' output.
+    # Earlier images do not create this file. They are ready once the socket for the feeders' output exists.
     "exec": {"command": ["test", "-e", f"{_NODE}/{NODE_READY}", "-o", "-S", f"{_NODE}/output"]},
-    "initialDelaySeconds": 2,  # until then the file may be a previous container's
+    "initialDelaySeconds": 2,  # before that, the file may be a previous container's
     "periodSeconds": 2,
     "timeoutSeconds": 5,
     "failureThreshold": 1,
@@ -50,9 +49,9 @@ BY_INDEX = ("PET_NODE_RANK", "RANK")
 
 
 def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
-    """Builds the head's Deployment: one pod, with Ray in one container and the supervisor in another. The pod is
-    replaced but never duplicated, because two heads would place feeders twice. Replacing it restarts all feeders, so a
-    new image alone does not replace it."""
+    """Builds the head's Deployment. Its pod runs Ray in one container and the supervisor in another. The pod is
+    replaced but never duplicated, because two heads would place feeders twice. A replacement restarts all feeders, so a
+    new image alone does not replace the pod."""
     spec = job.spec.ray.head
     of_ray, _ = supervisor.split(resources(spec.resources))
     container = ray_container(job, names.Role.HEAD, HEAD_MODULE, "head.json", of_ray)
@@ -72,7 +71,7 @@ def head(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
 
 
 def head_probes(port: str) -> dict[str, Any]:
-    """Builds the probes of a container of the head's pod. `port`: the name of the port that the container opens."""
+    """Builds the probes of a container of the head's pod. `port`: the name of the container's port."""
     probe = {"tcpSocket": {"port": port}, "periodSeconds": 5}
     return {
         "startupProbe": {**probe, "failureThreshold": STARTS},
@@ -100,7 +99,7 @@ def feeders(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
 
 
 def deployment(metadata: Manifest, pod: Manifest, *, replicas: int, strategy: Manifest) -> Manifest:
-    """Builds a Deployment of these pods, selected by the job's name and the role."""
+    """Builds a Deployment of these pods. Its selector is the job's name and the role."""
     selecting = {name: metadata["labels"][name] for name in (names.LABEL_JOB, names.LABEL_ROLE)}
     return {
         "apiVersion": "apps/v1",
@@ -117,8 +116,8 @@ def deployment(metadata: Manifest, pod: Manifest, *, replicas: int, strategy: Ma
 
 
 def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -> Manifest:
-    """Builds the Indexed Job with all replicas, which start together. If one replica fails, all are terminated, and the
-    operator decides whether to restart them."""
+    """Builds the Indexed Job with all replicas, which start together. If one replica fails, Kubernetes terminates all
+    of them, and the operator decides whether to restart them."""
     name = names.trainers(job.name, attempt)
     user = job.spec.trainers.own.template
     metadata = names.metadata(job, name, names.Role.TRAINER, job.spec.trainers.own.metadata)
@@ -151,7 +150,7 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
     # memory.
     shm = [{"name": SHM["name"], "emptyDir": {"medium": "Memory"}}] if SHM in trainer["volumeMounts"] else []
     shared = shared_fields(setup, job.spec.trainers.own.template)
-    if job.spec.sidecar.image is None:  # the operator's own image, which the user may not know about
+    if job.spec.sidecar.image is None:  # the operator's own image, which the user may not know
         known = shared.get("imagePullSecrets", [])
         more = [{"name": name} for name in setup.sidecar_pull_secrets if {"name": name} not in known]
         shared |= {"imagePullSecrets": [*known, *more]} if more else {}
@@ -174,8 +173,8 @@ def _pod(job: DataLoaderJob, setup: settings.OperatorConfig, name: str) -> Manif
 def _trainer(
     job: DataLoaderJob, setup: settings.OperatorConfig, theirs: dict[str, Any], name: str
 ) -> Manifest:
-    """Adds the launch variables to the user's container, before the container's own variables, which may refer to
-    them."""
+    """Adds the launch variables to the user's container. They come before the container's own variables, which may
+    refer to them."""
     master = f"{name}-0.{settings.service_host(job, names.trainers_service(job.name), setup)}"
     port = settings.ports(job).master
     launch = job.spec.trainers.own.launch_environment(replica=0, master_addr=master, master_port=port)
@@ -193,7 +192,7 @@ def _trainer(
 
 
 def sidecar(job: DataLoaderJob, setup: settings.OperatorConfig) -> Manifest:
-    """Builds the sidecar. It is the first init container, so that the user's init containers can read batches too."""
+    """Builds the sidecar. It is the first init container, so that the user's init containers can read batches, too."""
     plan = sidecar_plan(
         job.spec, image=setup.sidecar_image, metrics_port=settings.ports(job).metrics,
         processes=job.spec.trainers.own.processes_per_pod,

@@ -1,7 +1,7 @@
 """The watch of attached pods that have not ended: pods of other controllers whose label names a job.
 
 kopf has one selector for each kind of object, and these pods lack the label of the operator's own pods. This module
-therefore lists and watches them itself. It lists them again after every error, and then reports each job whose pods
+therefore lists and watches them itself. After every error, it lists them again, and then reports each job whose pods
 have changed.
 """
 
@@ -26,11 +26,11 @@ POD = "Pod"
 RETRY_S = 5.0
 """Pause in seconds after a failed list or watch."""
 GONE = 410
-"""Status code of the response if the version from which to watch is too old. A new list solves this immediately."""
+"""Status code of the response if a watch starts from a version that is too old. A new list solves this at once."""
 
 
 class AttachedPods:
-    """Attached pods by the job that their label names. `prime` lists them, and `run` watches them until it is
+    """The attached pods, by the job that their label names. `prime` lists them. `run` watches them until it is
     cancelled."""
 
     def __init__(
@@ -41,11 +41,11 @@ class AttachedPods:
         self._versions: dict[str, str] = dict.fromkeys(
             [kind.path(name) for name in namespaces] or [kind.path(None)], ""
         )
-        """The version up to which the pods at each path are known; empty if they must be listed."""
+        """The resourceVersion up to which the pods at each path are known; empty if they must be listed."""
         self._pods: defaultdict[JobKey, dict[str, Manifest]] = defaultdict(dict)
         """The pods of each job, by uid."""
         self._jobs: dict[str, JobKey] = {}
-        """The job of each known pod, by the pod's uid, because a label may change."""
+        """The job of each known pod, by the pod's uid. The pod's label may change."""
 
     def of(self, key: JobKey) -> tuple[Manifest, ...]:
         """Returns a job's pods, sorted by name."""
@@ -53,8 +53,7 @@ class AttachedPods:
         return tuple(sorted(found, key=lambda pod: str(pod["metadata"]["name"])))
 
     async def prime(self) -> None:
-        """Lists all attached pods. Without this list, a job would seem to have no attached pods, and would lose its
-        feeders."""
+        """Lists all attached pods. Without this list, a job would seem to have none, and would lose its feeders."""
         for path in self._versions:
             while not self._versions[path]:
                 await self._try(self._list, path)
@@ -99,8 +98,8 @@ class AttachedPods:
             self._versions[path] = str(pod["metadata"]["resourceVersion"])
 
     def put(self, pod: Manifest) -> str:
-        """Stores a new or changed pod. Drops a pod that has ended, because a namespace may keep thousands. Returns the
-        uid."""
+        """Stores a new or changed pod. Returns its uid. Drops the pod if it has ended, because a namespace may keep
+        thousands of such pods."""
         metadata = pod["metadata"]
         uid, key = str(metadata.get("uid", "")), (metadata["namespace"], metadata["labels"][LABEL_INJECT])
         if self._jobs.get(uid, key) != key:
@@ -126,5 +125,5 @@ class AttachedPods:
         self._changed(key)
 
     def _is_at(self, key: JobKey, path: str) -> bool:
-        """Checks whether pods of a job are listed at a path."""
+        """Checks whether a job's pods are listed at this path."""
         return path in (KINDS[POD].path(None), KINDS[POD].path(key[0]))

@@ -1,8 +1,8 @@
-"""The cache of the last reported state of jobs and their children, with the operator's writes since. Pure except for
-the clock: events go in, and `Observed` comes out.
+"""The cache of the last reported state of jobs and their children, updated with the operator's own writes. Pure except
+for the clock.
 
-The cache keeps only the parts of an object that are read (`kinds.transform`), because a cluster may have ten thousand
-pods of jobs.
+The cache keeps only the parts of an object that are read (`kinds.transform`), because a cluster's jobs may have ten
+thousand pods.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from dataloaderjob_operator.kinds import Manifest, Packed, transform
 from dataloaderjob_operator.names import LABEL_JOB, Role, feeders, head, trainers_stem
 
 WRITE_WINS_S = 120.0
-"""Seconds for which the operator's write takes precedence over an older version that a watch reports. kopf notices a
-dead connection after 70 s, and the next connection resumes at the same version."""
+"""Seconds for which the operator's write takes precedence over an older version from a watch. kopf notices a dead
+connection after 70 s, and the next connection resumes at the same version."""
 GONE = 4096
 """Number of uids of removed or replaced objects that are remembered."""
 MAX_UNREADABLE = 64
 """Maximum number of parts of a status that are omitted because they are unreadable."""
 MAX_LEVELS = 200
-"""Maximum nesting depth of a spec. pydantic serializes up to 255 levels, and the API server accepts 10,000."""
+"""Maximum nesting depth of a spec. pydantic serializes at most 255 levels, but the API server accepts 10,000."""
 RECENT = 128
-"""Number of jobs that are kept in parsed form, because a job that changes is reconciled several times within
-seconds."""
+"""Number of jobs that are kept in parsed form. A job that changes is reconciled several times within seconds."""
 NAMED_PARTS = 7
-"""Maximum number of parts shown of the path to a value with too many levels; enough for a field of the head's pod."""
+"""Maximum number of parts in the path of a value that is nested too deeply. Seven are enough for a field of the head's
+pod."""
 JobKey = tuple[str, str]
 """(namespace, name) of a job."""
 K = TypeVar("K")
@@ -46,20 +46,21 @@ _Parsed = tuple[DataLoaderJob, tuple[Problem, ...]]
 
 
 class Cache:
-    """The live objects, by the job to which they belong."""
+    """The live objects, by the job to which each belongs."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._jobs: dict[JobKey, Manifest] = {}
         self._children: defaultdict[JobKey, dict[Key, Manifest]] = defaultdict(dict)
         self._written: dict[str, tuple[int, float]] = {}
-        """Versions of objects just written, by uid, and the time until which older versions are dropped."""
+        """The version of each object just written, by uid, and the time until which older versions are dropped."""
         self._gone = _Last[str, None](GONE)
         """Uids of objects that were removed."""
         self._replaced = _Last[str, None](GONE)
-        """Uids of objects whose name another object has taken. kopf may report an old object after its successor."""
+        """Uids of objects that another object of the same name has replaced. kopf may report an old object after its
+        successor."""
         self._parsed = _Last[JobKey, tuple[Manifest, _Parsed]](RECENT)
-        """Parsed jobs, each with the manifest that it was parsed from."""
+        """Parsed jobs, each with the manifest from which it was parsed."""
 
     def __len__(self) -> int:
         return len(self._jobs)
@@ -112,8 +113,8 @@ class Cache:
         return owner
 
     def _outdated(self, thing: Manifest) -> bool:
-        """Checks whether the operator has written a newer version. After etcd is restored from a backup, versions are
-        lower, so a write counts only for WRITE_WINS_S."""
+        """Checks whether the operator has written a newer version. A restore of etcd from a backup lowers the versions,
+        so a write counts only for WRITE_WINS_S."""
         uid = thing["metadata"].get("uid", "")
         version, until = self._written.get(uid, (None, 0.0))
         received = _version(thing)
@@ -160,7 +161,7 @@ class Cache:
         )
 
     def loaders(self) -> Iterator[tuple[JobKey, Mapping[str, Any]]]:
-        """Yields the loader's part of each job's status, as it was written."""
+        """Yields the loader's part of each job's last written status."""
         for key, job in self._jobs.items():
             loader = (job.get("status") or {}).get("loader")
             if isinstance(loader, Mapping):
@@ -196,12 +197,12 @@ class Cache:
         return _status(self.live_status(owner))
 
     def managed_by(self, owner: JobKey) -> str | None:
-        """Returns the controller that the job names, even if the job is otherwise invalid."""
+        """Returns the controller that the job names, even if the rest of the job is invalid."""
         named = (self._jobs.get(owner, {}).get("spec") or {}).get("managedBy")
         return None if named is None else str(named)
 
     def about(self, owner: JobKey) -> Metadata:
-        """Returns the name, namespace and uid of a job, even of one that cannot be parsed."""
+        """Returns the name, namespace and uid of a job, even if the job cannot be parsed."""
         return Metadata.model_construct(name=owner[1], namespace=owner[0], uid=self.uid(owner))
 
     def generation(self, owner: JobKey) -> int:
@@ -225,7 +226,7 @@ class Cache:
         )
 
     def _read(self, owner: JobKey, thing: Manifest) -> _Parsed:
-        """Parses a job. Returns the same object as long as only the job's status changes. Raises ManifestError."""
+        """Parses a job. Returns the same object until more than the job's status changes. Raises ManifestError."""
         metadata = {name: value for name, value in thing["metadata"].items() if name != "resourceVersion"}
         asked = {name: value for name, value in thing.items() if name != "status"} | {"metadata": metadata}
         known, parsed = self._parsed.get(owner, (None, None))
@@ -238,8 +239,8 @@ class Cache:
         return parsed
 
     def _is_child(self, owner: JobKey, child: Manifest) -> bool:
-        """Checks whether an object with the job's label belongs to this job. The label is not enough: anyone may copy a
-        pod together with its label, and an earlier job of the same name had the same label."""
+        """Checks whether an object with the job's label belongs to this job. The label is no proof: anyone may copy a
+        pod with its label, and an earlier job of the same name had the same label."""
         uid = self._jobs.get(owner, {}).get("metadata", {}).get("uid")
         if child["kind"] != "Pod":
             return _owned_by(child, uid)
@@ -257,7 +258,7 @@ class Cache:
 
 
 class _Last(dict[K, V]):
-    """A dict that keeps the last `most` items added."""
+    """A dict that keeps the last `most` added items."""
 
     def __init__(self, most: int) -> None:
         super().__init__()
@@ -271,14 +272,15 @@ class _Last(dict[K, V]):
 
 
 def owner_of(thing: Manifest) -> JobKey | None:
-    """Returns the key of a job, or of the job that an object's label names; None if there is none."""
+    """Returns the key of a job, or of the job that an object's label names; None if the object has no such label."""
     metadata = thing["metadata"]
     name = metadata["name"] if thing["kind"] == KIND else metadata.get("labels", {}).get(LABEL_JOB)
     return None if name is None else (metadata.get("namespace", ""), name)
 
 
 def _version(thing: Manifest) -> int | None:
-    """Returns an object's version. Versions of an object are increasing numbers (documented since Kubernetes 1.35)."""
+    """Returns an object's version; None if it has none. The versions of an object increase (documented since Kubernetes
+    1.35)."""
     try:
         return int(thing["metadata"]["resourceVersion"])
     except (KeyError, ValueError):
@@ -296,7 +298,7 @@ def _made(thing: Manifest) -> str:
 
 
 def _check_levels(spec: Any) -> None:
-    """Raises ManifestError if a spec has too many levels."""
+    """Raises ManifestError if a spec has more than MAX_LEVELS levels."""
     level: list[tuple[Path, Any]] = [((), {"spec": spec})]
     for _ in range(MAX_LEVELS):
         level = [
@@ -312,8 +314,8 @@ def _check_levels(spec: Any) -> None:
 
 
 def _status(found: Any) -> DataLoaderJobStatus:
-    """Parses a status, and omits unreadable parts, such as fields written by a newer operator. The number of attempts
-    and the end of a job are thus kept."""
+    """Parses a status. Omits unreadable parts, such as fields written by a newer operator. The number of attempts and
+    the end of a job are thus kept."""
     left = copy.deepcopy(found or {})
     for _ in range(MAX_UNREADABLE):
         try:

@@ -1,5 +1,5 @@
 """The reader of the objects that jobs follow. It reads one object at a time, at a fixed pace. The operator does not
-watch these objects, because they may be of any kind, and each object ends only once."""
+watch these objects: they may be of any kind, and each object ends only once."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ PERIOD_S = 10.0
 MIN_INTERVAL_S = 1.0
 """Minimum interval in seconds between two reads of an object, even if the job's pods change more often."""
 READS_PER_S = 20
-"""Maximum number of reads per second, over all jobs. With more than 200 jobs that follow an object, each object is read
-less often."""
+"""Maximum number of reads per second, over all jobs. If more than 200 jobs follow an object, each object is read less
+often."""
 TICK_S = 0.5
 GONE_READS = 3
 """Number of consecutive reads without a result after which an object counts as missing. A user may delete and recreate
-an object, or create it shortly after the job."""
+the object, or create it shortly after the job."""
 PLURALS_S = 300.0
 """Seconds for which the plural of a kind is remembered."""
 FORBIDDEN, NOT_FOUND = 403, 404
@@ -52,16 +52,16 @@ class FollowedObjects:
         self._api, self._changed, self._clock = api, changed, clock
         self._jobs: dict[JobKey, _Job] = {}
         self._plurals: dict[tuple[str, str], tuple[str | None, float]] = {}
-        """The plural of each kind, by API version and kind, and the time until which it is valid. The plural is None if
+        """The plural of each kind, by API version and kind, and the time until which the plural is valid. It is None if
         the kind does not exist or is not namespaced."""
 
     def found(self, key: JobKey) -> Followed | None:
-        """Returns the last read of the object that a job follows; None if there is none yet."""
+        """Returns the last read of the followed object; None if there was none yet."""
         job = self._jobs.get(key)
         return None if job is None else job.found
 
     def want(self, key: JobKey, follow: FollowSpec | None) -> None:
-        """Sets the object that a job follows; None if the job follows none, or has ended."""
+        """Sets the object that a job follows; None if it follows none or has ended."""
         known = self._jobs.get(key)
         if follow is None:
             self._jobs.pop(key, None)
@@ -82,7 +82,7 @@ class FollowedObjects:
                 await asyncio.sleep(1 / READS_PER_S)
 
     async def turn(self) -> bool:
-        """Reads the object whose read is most overdue. Returns False if none is due."""
+        """Reads the most overdue object. Returns False if no read is due."""
         key, job = min(self._jobs.items(), key=lambda item: item[1].due, default=(None, None))
         if key is None or job is None or job.due > self._clock():
             return False

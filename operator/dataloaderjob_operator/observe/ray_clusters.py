@@ -1,5 +1,5 @@
 """The lookups of the RayClusters that jobs name, until their addresses are known. The operator does not watch
-RayClusters: KubeRay may not be installed, and a job needs the address only once."""
+RayClusters, because KubeRay may not be installed, and because a job needs the address only once."""
 
 from __future__ import annotations
 
@@ -38,12 +38,12 @@ class RayClusters:
         self, api: ApiClient, changed: Callable[[JobKey], None], *, domain: str = "",
         clock: Callable[[], float] = time.monotonic,
     ) -> None:  # fmt: skip
-        """`domain`: the DNS domain of the cluster; if empty, pods add it themselves."""
+        """`domain`: the DNS domain of the Kubernetes cluster; if empty, pods add it themselves."""
         self._api, self._changed, self._domain, self._clock = api, changed, domain, clock
         self._jobs: dict[JobKey, _Job] = {}
 
     def found(self, key: JobKey) -> RayCluster | None:
-        """Returns the last lookup for a job; None if there is none yet."""
+        """Returns the last lookup for a job; None if there was none yet."""
         job = self._jobs.get(key)
         return None if job is None else job.found
 
@@ -60,7 +60,7 @@ class RayClusters:
             await asyncio.sleep(1 / READS_PER_S if await self.turn() else TICK_S)
 
     async def turn(self) -> bool:
-        """Performs the most overdue lookup. Returns False if none is due."""
+        """Performs the most overdue lookup. Returns False if no lookup is due."""
         key, job = min(self._jobs.items(), key=lambda item: item[1].due, default=(None, None))
         if key is None or job is None or job.due > self._clock():
             return False

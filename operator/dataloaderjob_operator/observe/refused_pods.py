@@ -1,5 +1,5 @@
-"""The search for refusals of labeled pods among the warnings in the namespaces of jobs with attached trainers. It lists
-one namespace at a time, at a fixed pace. It does not watch events, because most of them concern no job."""
+"""The search for refusals of labeled pods. It lists the Warning events in the namespaces of jobs with attached
+trainers, one namespace at a time, at a fixed pace. It does not watch events, because most of them concern no job."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ TICK_S = 0.5
 MAX_REMEMBERED = 1000
 """Maximum number of refusals that are remembered for one namespace."""
 MAX_REPORTS = 10
-"""Maximum number of refusals that are reported after one list; the others wait for the next list."""
+"""Maximum number of refusals reported after one list. The others wait for the next list."""
 Report = Callable[[JobKey, Metadata, JobEvent], Awaitable[None]]
 
 
@@ -38,7 +38,7 @@ class _Namespace:
     jobs: set[str] = field(default_factory=set)
     due: float = 0.0
     reported: dict[tuple[str, str, str], RefusedPod] = field(default_factory=dict)
-    """Refusals as they were last reported, by the job's uid and the refusal's identity."""
+    """Refusals as last reported, by the job's uid and the refusal's identity."""
 
 
 class RefusedPods:
@@ -58,7 +58,7 @@ class RefusedPods:
         self._namespaces: dict[str, _Namespace] = {}
 
     def want(self, key: JobKey, wanted: bool) -> None:
-        """Sets whether refusals are reported on a job. Callers pass True if the job's trainers are attached."""
+        """Sets whether refusals are reported on a job. Callers pass True if the job has attached trainers."""
         namespace, name = key
         if wanted:
             self._namespaces.setdefault(namespace, _Namespace()).jobs.add(name)
@@ -72,7 +72,7 @@ class RefusedPods:
             await asyncio.sleep(1 / LISTS_PER_S if await self.turn() else TICK_S)
 
     async def turn(self) -> bool:
-        """Lists the warnings of the namespace whose list is most overdue. Returns False if none is due."""
+        """Lists the Warning events of the namespace whose list is most overdue. Returns False if none is due."""
         name, found = min(self._namespaces.items(), key=lambda item: item[1].due, default=(None, None))
         if name is None or found is None or found.due > self._clock():
             return False
@@ -88,10 +88,9 @@ class RefusedPods:
         return True
 
     async def _note(self, namespace: str, found: _Namespace, refusal: RefusedPod) -> bool:
-        """Reports a refusal on the job that it names. A refusal that names no job is reported on the job that the pod
-        template names. If the template names no job or cannot be read, the refusal is reported on all jobs in the
-        namespace, unless pods without the label may cause it (`is_general`). Returns False if no job is due for the
-        refusal."""
+        """Reports a refusal on the job that it names, or else on the job that the pod template names. If neither names
+        a job, reports the refusal on all jobs in the namespace, unless pods without the label may cause it
+        (`is_general`). Returns False if no job is due for a report."""
         wanted = sorted(found.jobs & {refusal.job} if refusal.job else found.jobs)
         due = [name for name in wanted if self._take(found, (namespace, name), refusal)]
         if not due:
@@ -118,7 +117,7 @@ class RefusedPods:
         return True
 
     def _job(self, key: JobKey) -> DataLoaderJob | None:
-        """Returns a job; None if the job is gone, or if the models refuse it. Its status reports the second case."""
+        """Returns a job; None if the job is gone or the models refuse it."""
         try:
             observed = self._cache.observed(key)
         except ManifestError:

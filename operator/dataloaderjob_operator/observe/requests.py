@@ -1,9 +1,9 @@
-"""The record of the requests that kopf sends for its watches, kept by hooks in its HTTP session. It shows which watches
-are open, judging by their last request, and which lists were repeated. kopf itself reports neither, because its tasks
-survive every lost connection.
+"""The record of the requests that kopf sends for its watches, kept by hooks in kopf's HTTP session. It shows which
+watches are open and which lists were repeated. kopf itself reports neither, because its tasks survive every lost
+connection.
 
-A repeated list reports the objects that exist, not those that are gone. If an object was known before the list and is
-not reported by the time its watch opens, the operator requests a list of its own.
+A repeated list reports the objects that exist, but not those that are gone. If a known object is not reported before
+the watch opens, the operator requests a list of its own.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ WATCH_S = 300
 """Seconds after which the API server ends each watch and kopf reopens it. The last request of an open watch is
 therefore never older than this."""
 LAST_WORD_S = WATCH_S + 60.0
-"""Seconds for which a watch counts as open after it was opened."""
+"""Seconds for which a watch counts as open after its last request was answered."""
 SETTLE_S = 3.0
-"""Seconds from the end of a list until kopf's tasks have passed on all of the listed objects."""
+"""Seconds from the end of a list until kopf's tasks have passed on all listed objects."""
 
 
 class Requests:
@@ -34,15 +34,15 @@ class Requests:
     def __init__(
         self, cache: Cache, paths: Mapping[str, Sequence[str]], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`paths`: the paths at which the objects of each kind are listed."""
+        """`paths`: for each kind, the paths at which its objects are listed."""
         self.cache, self._clock = cache, clock
         self._kinds = {path: kind for kind, found in paths.items() for path in found}
         self._opened: dict[str, float] = {}
-        """Watches whose last request was answered, and the time of the answer."""
+        """Watches whose last request was answered, each with the time of the answer."""
         self._unreported: dict[str, set[str]] = {}
-        """Uids of objects that were known when a list began and have not been reported since."""
+        """Uids of objects that were known when a list began and have not been reported since, by path."""
         self._listed: set[str] = set()
-        """Paths whose list is complete."""
+        """Paths with a complete list."""
         self._changed = asyncio.Event()
 
     @property
@@ -56,7 +56,7 @@ class Requests:
         return sum(now - moment <= LAST_WORD_S for moment in self._opened.values())
 
     def began(self, path: str, query: Container[str]) -> None:
-        """Records that a request is being sent."""
+        """Records that kopf is sending a request."""
         if (ours := self._known(path)) is None:
             return
         if "watch" in query:
@@ -69,7 +69,7 @@ class Requests:
             self._listed.discard(ours)
 
     def answered(self, path: str, query: Container[str], status: int) -> None:
-        """Records that the API server began to answer a request."""
+        """Records that the API server has begun to answer a request."""
         if (ours := self._known(path)) is None:
             return
         if status >= 400:
@@ -82,8 +82,8 @@ class Requests:
         self._opened.pop(self._known(path) or "", None)
 
     def _known(self, path: str) -> str | None:
-        """Returns the listed path that a request is for, without any prefix from the server's URL; None for any other
-        request."""
+        """Returns the listed path to which a request belongs, without any prefix of the server's URL; None for other
+        requests."""
         return next((ours for ours in self._kinds if path.endswith(ours)), None)
 
     def reported(self, kind: str, uid: str) -> None:
@@ -93,8 +93,8 @@ class Requests:
                 uids.discard(uid)
 
     async def relisted(self) -> frozenset[str]:
-        """Waits until a repeated list is complete. Returns the kinds of objects that were known before the list but not
-        reported by it."""
+        """Waits until a repeated list is complete. Returns the kinds of the known objects that the list did not
+        report."""
         await self._changed.wait()
         await asyncio.sleep(SETTLE_S)
         self._changed.clear()
@@ -108,7 +108,7 @@ class Requests:
         return frozenset(found)
 
     def _is_at(self, thing: Manifest, path: str) -> bool:
-        """Checks whether an object is listed at a path."""
+        """Checks whether an object is listed at this path."""
         kind = KINDS[thing["kind"]]
         return path in (kind.path(None), kind.path(thing["metadata"].get("namespace")))
 

@@ -1,8 +1,8 @@
-"""The poller that asks the supervisor of each job with a ready head for its status, and sends it the number of feeders
-in the spec.
+"""The poller of the supervisors. It asks the supervisor of each job with a ready head for its status, and sends it the
+number of feeders in the spec.
 
-Each poll opens a connection to the address of the head's pod, so no name is resolved and no other head can answer. The
-last status is kept (`decide.supervisor_status`). A job is queued when its own status would change.
+Each poll opens a connection to the address of the head's pod. No name is resolved, and no other head can answer. The
+poller keeps the last status (`decide.supervisor_status`). It queues a job when the job's own status would change.
 """
 
 from __future__ import annotations
@@ -41,46 +41,46 @@ log = logging.getLogger(__name__)
 
 PERIOD_S = 10.0
 POLLS_PER_S = 60
-"""Maximum number of polls of settled supervisors per second, over all jobs. With more than 600 jobs, each is polled
-less often."""
+"""Maximum number of polls of settled supervisors per second, over all jobs. With more than 600 jobs, each supervisor is
+polled less often."""
 UNSETTLED_PERIOD_S = 4.0
-"""Interval in seconds between polls while feeders are starting, or a trainer has failed."""
+"""Seconds between polls while feeders are starting, or after a trainer has failed."""
 MIN_INTERVAL_S = 2.0
 """Minimum interval in seconds between two polls of one supervisor, even if its job changes more often."""
 TIMEOUT_S = 5.0
 MAX_MISSES = 3
-"""Number of consecutive unanswered polls after which a supervisor counts as silent, so that a single restart is not
+"""Number of consecutive unanswered polls after which a supervisor counts as silent. A single restart is therefore not
 reported."""
 TICK_S = 0.5
 MAX_CONCURRENT = 64
 """Maximum number of concurrent polls. Each poll takes 0.5 ms of CPU time."""
 METRICS_PER_S = 2
-"""Maximum number of reconciles per second that only update metrics, over all jobs. With more than 120 jobs, each job's
-metrics are written less often than once a minute."""
+"""Maximum number of metrics-only reconciles per second, over all jobs. With more than 120 jobs, each job's metrics are
+written less often than once a minute."""
 RATES_SPAN_S = 8.0
 """Minimum time span over which rates are computed. Over a shorter span, single batches would dominate."""
 MAX_STATUS_NBYTES = 1024 * 1024
 """Maximum size of a status. A brief status of 1,000 sidecars takes 400 KB. Supervisors run in users' images, so this
-limit bounds how much of the operator's time and memory a supervisor can use."""
+limits how much of the operator's time and memory they can use."""
 MAX_ANSWER_NBYTES = 64 * 1024
-"""Maximum size of the answer to a request that sets the number of feeders. The answer is one line."""
+"""Maximum size of the one-line answer to a request that sets the number of feeders."""
 LARGE_NBYTES = 64 * 1024
-"""Size above which answers are parsed one at a time, in a thread outside the event loop."""
+"""Size above which answers are parsed one at a time, in a thread."""
 MAX_KEPT_NBYTES = 32 * 1024 * 1024
 """Maximum memory for the counters of all jobs' sidecars."""
 MAX_WHY = 1000
 HUNG_S = 180.0
 """Seconds of silence after which a supervisor that has answered before counts as hung, while its pod is ready."""
 MAX_SILENT = 0.1
-"""Maximum share of all supervisors that may be silent for any of them to count as hung. A single silent supervisor may
-always count as hung. If a larger share is silent, the likely cause is the operator's own connection."""
+"""Maximum share of all supervisors that may be silent for any of them to count as hung. If more are silent, the likely
+cause is the operator's own connection. A single silent supervisor may always count as hung."""
 
 _jitter = random.Random()  # noqa: S311  spreads polls, no secret
 
 
 @dataclass(frozen=True, slots=True)
 class Head:
-    """The address of a job's supervisor, and the job's name and key for the handshake."""
+    """The address of a job's supervisor, with the job's name and key for the handshake."""
 
     address: str
     job: str
@@ -110,22 +110,22 @@ class _Job:
     certificates: Schedule | None = None
     """The schedule of the job's certificates; None if the job does not use TLS."""
     context: tuple[int, ssl.SSLContext] | None = None
-    """The generation that was last used, and its TLS context, which takes 27 KB."""
+    """The last used generation, and its TLS context, which takes 27 KB."""
     due: float = 0.0
     polled_at: float = float("-inf")
     busy: bool = False
     woken: bool = False
-    """True if something happened to the job during its poll."""
+    """True if the job or its pods changed during a poll."""
     head: Head | None = None
     misses: int = 0
     status: SupervisorStatus | None = None
     answered_at: float | None = None
     """The time of the last answer from this head's supervisor; None if it has never answered."""
     base: tuple[float, bytes] | None = None
-    """Start of the current span of rates: the time, and the packed counters at that time."""
+    """The start of the current span of rates: the time, and the packed counters at that time."""
     rates: supervision.Rates | None = None
     judged: tuple[str, int] | None = None
-    """The limit and the recommended number of feeders in the verdict for which the job was last queued; None if
+    """The last verdict for which the job was queued: the limit, and the recommended number of feeders. None if it is
     unknown."""
     moved_at: float = float("-inf")
     """The time at which the job was last queued only for its metrics."""
@@ -146,12 +146,12 @@ class SupervisorPoller:
         self._doubted = asyncio.Semaphore(MAX_CONCURRENT // 2)
         self._large = asyncio.Semaphore(1)
         self._moved: dict[JobKey, None] = {}
-        """Jobs with changed metrics, in the order in which they will be queued."""
+        """Jobs with changed metrics, in the order in which they are queued."""
         self._moves = 0.0
-        """The number of these jobs that may be queued now."""
+        """The number of jobs in `_moved` that may be queued now."""
 
     def status(self, key: JobKey) -> SupervisorStatus | None:
-        """Returns the last status; None if there has been none since the head became ready."""
+        """Returns the last status; None if none has arrived since the head became ready."""
         return self._jobs[key].status if key in self._jobs else None
 
     def want(
@@ -169,7 +169,7 @@ class SupervisorPoller:
             self.wake(key)
 
     def wake(self, key: JobKey) -> None:
-        """Schedules an early poll of a supervisor, because something happened to the job or its pods."""
+        """Schedules an early poll of a supervisor, because the job or its pods have changed."""
         if (job := self._jobs.get(key)) is not None:
             job.due = min(job.due, job.polled_at + MIN_INTERVAL_S)
             job.woken = job.busy
@@ -196,7 +196,7 @@ class SupervisorPoller:
                 self._changed(key)
 
     def _find_head(self, key: JobKey, job: _Job) -> bool:
-        """Checks whether there is a head to poll. A new head resets the state."""
+        """Checks whether there is a head to poll. A new head resets what is known about the job."""
         head = self._head(key)
         if head != job.head:
             had_status = job.status is not None
@@ -250,7 +250,7 @@ class SupervisorPoller:
                 received = f"its answer is unusable: {exc!r}"
         job.busy = False
         if self._jobs.get(key) is not job or job.head != head:
-            return  # the job has since ended, or has another head
+            return  # the job has ended since, or has another head
         if isinstance(received, _Status):
             self._received(key, job, received.status, received.readings)
         else:
@@ -260,8 +260,8 @@ class SupervisorPoller:
 
     @contextlib.asynccontextmanager
     async def _turn(self, job: _Job) -> AsyncIterator[None]:
-        """Waits for a place among the concurrent polls. Supervisors that did not answer last time share half of the
-        places."""
+        """Waits for a place among the concurrent polls. Supervisors that did not answer their last poll share half of
+        the places."""
         async with self._doubted if job.misses else contextlib.nullcontext(), self._gate:
             yield
 
@@ -335,8 +335,7 @@ def _judged(job: _Job) -> tuple[str, int] | None:
 
 
 async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) -> _Status:
-    """Receives a supervisor's status, and sends the wanted number of feeders if the supervisor keeps a different
-    number.
+    """Receives a supervisor's status. Sends the wanted number of feeders if the supervisor keeps a different number.
 
     Raises OSError, EOFError, DataLoaderJobError.
     """
@@ -371,7 +370,7 @@ async def _exchange(head: Head, port: int, job: _Job, large: asyncio.Semaphore) 
 async def _set_up_tls(
     reader: asyncio.StreamReader, writer: asyncio.StreamWriter, context: ssl.SSLContext, prove: Prove
 ) -> None:
-    """Answers the challenge of a new connection, and puts it under TLS. Raises OSError, EOFError, AuthError."""
+    """Answers the challenge of a new connection, and starts TLS on it. Raises OSError, EOFError, AuthError."""
     nbytes = sockets.length_of(await reader.readexactly(sockets.LENGTH.size), MAX_PREAMBLE_NBYTES)
     if challenge := check_preamble(await reader.readexactly(nbytes)):
         writer.write(prove(challenge))
@@ -382,7 +381,7 @@ async def _set_up_tls(
 
 
 def _context(head: Head, job: _Job, certificates: Schedule) -> ssl.SSLContext:
-    """Returns the operator's TLS context for a job, with the current generation of certificates."""
+    """Returns the operator's TLS context for a job. It has the certificates of the current generation."""
     generation = certificates.current(datetime.now(UTC))
     if job.context is None or job.context[0] != generation:
         found = files(head.seed, Part.OPERATOR, generation, certificates)
@@ -396,7 +395,7 @@ def _context(head: Head, job: _Job, certificates: Schedule) -> ssl.SSLContext:
 async def _receive_status(
     reader: asyncio.StreamReader, large: asyncio.Semaphore, seals: Seals | None
 ) -> _Status:
-    """Receives a status and returns only its parsed parts, so that the message is not kept for the rest of the
+    """Receives a status. Returns only its parsed parts, so that the message is not kept during the rest of the
     exchange."""
     data = await _receive(reader, MAX_STATUS_NBYTES, seals)
     if len(data) <= LARGE_NBYTES:

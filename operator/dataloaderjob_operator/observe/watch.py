@@ -1,9 +1,9 @@
-"""Input from the API server: objects from watches, lists and lookups go into the cache, and their jobs onto the queue.
+"""The input from the API server. Objects from watches, lists and lookups go into the cache, and their jobs onto the
+queue.
 
 kopf keeps the watches open. The operator uses only kopf's `on.event`, which writes no handler state, finalizer or
-annotation. Everything is listed before the first decision, and again from time to time to find changes that the watches
-missed. Events, which no watch reports, are looked up with a bounded number of requests. `EventLookup` lists the events
-of objects that hold up a job.
+annotation. Everything is listed before the first decision. It is listed again from time to time, to find changes that
+the watches missed. No watch reports events, so `EventLookup` lists the events of objects that hold up a job.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ RETRY_S = 5.0
 """Pause in seconds after a failed list."""
 ENDS_S = 15.0
 """Seconds from a fatal error of a watch until the process is killed, so that the kubelet restarts it. kopf does not
-survive every error, and does not always return after one."""
+survive every error, and may hang after one."""
 SWEEP_S = 600.0
-"""Interval in seconds between two lists that find changes that the watches missed."""
+"""Seconds between two lists that find changes that the watches missed."""
 
 
 class _NoDiffs(kopf.DiffBaseStorage):
-    """A storage that disables kopf's own tracking of changes. None of the operator's handlers uses this tracking, which
-    took a fifth of the CPU time of a cold start."""
+    """A storage that disables kopf's own tracking of changes. No handler of the operator uses this tracking, which took
+    a fifth of the CPU time of a cold start."""
 
     def build(
         self,
@@ -84,9 +84,9 @@ def registry(
     cache: Cache, changed: Callable[[JobKey, bool], None], gone: Callable[[JobKey], None],
     received: Callable[[str, str], None], requests: Requests,
 ) -> kopf.OperatorRegistry:  # fmt: skip
-    """Registers handlers that only put received objects into the cache. `changed` receives a job, and True if the job
-    itself changed or False if one of its children did. `gone` receives a job, and `received` receives the kind and uid
-    of each object. `requests` tracks kopf's requests."""
+    """Registers handlers that only put received objects into the cache. `changed` is called with a job and a flag: True
+    if the job itself changed, False if a child did. `gone` is called with a job, and `received` with the kind and uid
+    of each object. `requests` records kopf's requests."""
     made = kopf.OperatorRegistry()
 
     async def note(event: Any, resource: Any, **_: Any) -> None:
@@ -108,7 +108,7 @@ def registry(
         found = kopf.login_with_service_account(**known) or kopf.login_with_kubeconfig(**known)
         if found is None:
             return None
-        if found in refused:  # kopf logs in again immediately whenever the credentials are rejected
+        if found in refused:  # if the credentials are rejected, kopf logs in again at once
             await asyncio.sleep(RETRY_S)
         refused[:] = [found]
         return requests.session(found)
@@ -145,10 +145,10 @@ async def sweep(
     namespaces: Sequence[str],
     kinds: Container[str] = KINDS,
 ) -> None:
-    """Lists all objects of these kinds again to find changes that the watches missed. Drops objects that are gone,
-    because a watch that reconnects reports only existing objects. Adds objects that are unknown.
+    """Lists all objects of these kinds again, to find changes that the watches missed. Adds unknown objects. Drops
+    objects that are gone, because a watch that reconnects reports only existing ones.
 
-    Raises ApiError; kinds not listed by then are left unchanged.
+    Raises ApiError. Kinds that are not listed by then stay unchanged.
     """
     listed = {kind: paths for kind, paths in list_paths(namespaces).items() if kind in kinds}
     for kind, paths in listed.items():
@@ -180,7 +180,7 @@ async def keep_sweeping(
     namespaces: Sequence[str],
     requests: Requests,
 ) -> None:
-    """Sweeps every SWEEP_S until it is cancelled, and immediately if one of kopf's lists lacks a known object."""
+    """Sweeps every SWEEP_S until it is cancelled. Sweeps early if one of kopf's lists lacks a known object."""
     loop = asyncio.get_running_loop()
     due, kinds = loop.time() + SWEEP_S, frozenset[str]()
     while True:
@@ -207,7 +207,7 @@ async def _listed(client: ApiClient, path: str, kind: str) -> AsyncIterator[Mani
 
 class EventLookup:
     """The lookup of causes that appear only in events. Reconciles call `request`, which does not wait, and `found`.
-    Until it is cancelled, `run` lists events, one request at a time, and queues a job when it finds a different
+    `run` lists events, one request at a time, until it is cancelled. It queues a job when it finds a different
     cause."""
 
     def __init__(
@@ -215,18 +215,18 @@ class EventLookup:
     ) -> None:
         self._api, self._changed, self._clock = api, changed, clock
         self._requested: dict[JobKey, tuple[EventQuery, ...]] = {}
-        """Jobs for which events must be listed, first come, first served."""
+        """Jobs whose events must be listed, in the order of their requests."""
         self._found: dict[JobKey, dict[str, Trouble]] = {}
         self._not_before: dict[JobKey, float] = {}
         self._more = asyncio.Event()
 
     def found(self, key: JobKey) -> Mapping[str, Trouble]:
-        """Returns the problems that events reported about a job's objects, by the objects' uids."""
+        """Returns the problems that events reported about a job's objects, keyed by uid."""
         return self._found.get(key, {})
 
     def request(self, key: JobKey, queries: tuple[EventQuery, ...]) -> None:
-        """Requests that the events of these objects be listed soon. If `queries` is empty, the job is no longer held
-        up, and its problems are dropped."""
+        """Requests a list of these objects' events. If `queries` is empty, the job is no longer held up, and its
+        problems are dropped."""
         if not queries:
             self.forget(key)
             return
