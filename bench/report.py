@@ -42,7 +42,7 @@ SUBJECTS = (
     (
         "B3",
         "utilisation",
-        "time left for computing at 0.9 of that rate",
+        "share of time left for computing, at 90% of that rate",
         "feeders that can keep up with the trainers",
     ),
     (
@@ -117,29 +117,30 @@ comparison belongs to the first row that fits. If none fits, it gets a row of it
 
 HEAD = """# Benchmarks
 
-This page shows, for each workload, which side is better, and how many times. All figures come from one machine with
-two cores and no GPU, where feeders compete with the trainer for the same cores. The main use of feeders, on CPUs of
-other machines, is not measured. [All results](benchmark-results.md) has every figure, interval and target.
-[How they measure](../bench/README.md) describes the method.
+For each workload, this page shows which side is better, and by what factor. All figures come from one machine with two
+cores and no GPU, where feeders compete with the trainer for the same cores. The main use of feeders is on other
+machines, and was not measured. [All results](benchmark-results.md) lists every figure, interval and target.
+[The method](../bench/README.md) is described separately.
 
 ![How many times better than torch's DataLoader, on two cores](benchmarks.svg)
 
-Green bars mark comparisons that we win, and red bars those that torch's DataLoader wins. For gray bars, and in the
-column *undecided* below, the 95 % interval contains 1.
+We win the comparisons with green bars, and torch's DataLoader wins those with red bars. If the 95% interval contains 1,
+the bar is gray, and the table lists the comparison as *undecided*. Under *we lose*, a number is the factor by which the
+other side is better.
 """
 READING = """# Benchmark results
 
 `python -m bench.report` writes this page from `bench/results/*.json`; do not edit it. `make bench` measures again.
 
-Our loader and the peers run in the same job, interleaved. Each cell has its own process, and every other round reverses
-the order. *Ratio* is how many times better we are: **below 1, we lose**. It is the median of the ratios within each
-round, with its bootstrap 95 % interval.
+Our loader and its peers take turns. Each cell runs in its own process, and every other round reverses the order.
+*Ratio* is the factor by which we are better: **below 1, we lose**. It is the median of the rounds' ratios, with a
+bootstrap 95% interval.
 
-A *floor* must hold, and a *target* is the aim; we set both. Each applies to the ratio if a peer is named, and to our
-own figure otherwise. *Met* names the promise that even the worse end of the interval meets. Every cell verified the
-bytes that it received. [bench/README.md](../bench/README.md) describes the method.
+We set two promises: a *floor*, which must hold, and a *target*, which is the aim. If a row names a peer, both apply to
+the ratio; otherwise, they apply to our own figure. *Met* names the promise that even the worse end of the interval
+meets. Every cell verified the bytes that it received. [bench/README.md](../bench/README.md) describes the method.
 
-`ray.get` within one store uses no network. These figures come from one machine with two cores and no GPU. They show
+`ray.get` from the same store uses no network. All figures come from one machine with two cores and no GPU. They show
 nothing about network cards, copies to a GPU, or machines with more cores.
 """
 
@@ -208,8 +209,8 @@ def _summary(results: list[dict[str, Any]]) -> str:
     }
     compared = sum(1 for r in rows if r["ratio"] is not None)
     intro = (
-        f"Of {len(promised)} promises, {counts['target']} meet their target, {counts['floor']} meet only their floor, "
-        f"{counts['no']} meet neither, and {counts['missing']} were not measured. "
+        f"{len(promised)} figures have a promise: {counts['target']} meet the target, {counts['floor']} only the floor, "
+        f"{counts['no']} neither, and {counts['missing']} were not measured. "
         f"In {len(lost)} of {compared} comparisons, the peer is better.\n"
     )
     lines = ["## Missed promises and lost comparisons\n", intro]
@@ -228,13 +229,13 @@ def _section(found: dict[str, Any]) -> str:
     load, machine = found["load"], found["machine"]
     measured = (
         f"{found['date'][:10]}, commit {found['commit']}, {machine['cpus']} x {machine['cpu']}, "
-        f"{machine['memory_gb']} GB; {versions}. Load average up to {load['load1_max']:.1f}; other "
-        f"processes took up to {load['foreign_share_max']:.0%} of the CPU during a cell, and the host up to "
-        f"{load['steal_share_max']:.0%}. {load['rounds_run_again']} rounds were repeated.\n"
+        f"{machine['memory_gb']} GB; {versions}. The load average was at most {load['load1_max']:.1f}. During a cell, "
+        f"other processes took at most {load['foreign_share_max']:.0%} of the CPU, and the hypervisor (steal time) at "
+        f"most {load['steal_share_max']:.0%}. Rounds repeated: {load['rounds_run_again']}.\n"
     )
     lines = [
         f"## {found['benchmark']}  {found['title']}\n",
-        "| case | peer | unit | ours | peer's | ratio | 95 % interval | floor | target | met |",
+        "| case | peer | unit | ours | peer's | ratio | 95% interval | floor | target | met |",
         "|---|---|---|--:|--:|--:|---|--:|--:|---|",
         *(_line(row) for row in found["rows"]),
         "",
