@@ -125,8 +125,8 @@ machines, and was not measured. [All results](benchmark-results.md) lists every 
 ![How many times better than torch's DataLoader, on two cores](benchmarks.svg)
 
 We win the comparisons with green bars, and torch's DataLoader wins those with red bars. If the 95% interval contains 1,
-the bar is gray, and the table lists the comparison as *undecided*. Under *we lose*, a number is the factor by which the
-other side is better.
+the bar is gray, and the table lists the comparison as *undecided*. The numbers under *we lose* are the other
+side's factors.
 """
 READING = """# Benchmark results
 
