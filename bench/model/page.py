@@ -31,8 +31,9 @@ def page(found: dict[str, Any]) -> str:
     if rows := found.get("real"):
         parts.append(
             "## Real pipelines\n\nThese scripts ran with feeders on one machine with two cores, with a window of 16 "
-            "batches. The model's input\nis the data that a report contains about the first run. Here, the time of a batch "
-            "includes time spent waiting for a CPU,\nbecause both runs wait. Other work on the machine had lower priority.\n"
+            "batches. The model's input\nis the data that a report contains about the first run. Here, the time of a "
+            "batch includes time spent waiting for a CPU,\nbecause both runs wait. Other work on the machine had lower "
+            "priority.\n"
             f"{_errors(rows)}\n\n{_rates(rows)}"
         )
     if rows := found.get("known"):
