@@ -57,7 +57,7 @@ def when_to_use(rows: list[dict[str, Any]]) -> str:
         ),
         (
             "a run must resume at the next batch (Lightning, Accelerate, Transformers, torchdata)",
-            "samples depend on earlier samples: each sample of a map-style dataset must depend only on its index and seed",
+            "samples depend on earlier ones: samples of a map-style dataset may depend only on their index and seed",
         ),
     ]
     return "\n".join(f"| {left} | {right} |" for left, right in lines)

@@ -15,8 +15,8 @@ HEAD = """# How accurate the model is
 [Sizing](sizing.md), [`advise`](advise.md) and the [report](report.md) share one model. This page compares its
 predictions with measurements. `python -m bench.model` repeats the measurements in about fifteen minutes.
 
-For the first two tables, each pipeline ran twice: the second time with twice the feeders. The model predicts the rate of
-the second run from the first. The target is a median error of at most 10%, and a worst error of at most 25%.
+For the first two tables, each pipeline ran twice: the second time with twice the feeders. The model predicts the rate
+of the second run from the first. The target is a median error of at most 10%, and a worst error of at most 25%.
 """
 
 
