@@ -125,8 +125,8 @@ machines, and was not measured. [All results](benchmark-results.md) lists every 
 ![How many times better than torch's DataLoader, on two cores](benchmarks.svg)
 
 We win the comparisons with green bars, and torch's DataLoader wins those with red bars. If the 95% interval contains 1,
-the bar is gray, and the table lists the comparison as *undecided*. The numbers under *we lose* are the other
-side's factors.
+the bar is gray, and the table lists the comparison as *undecided*. Each number under *we lose* is the peer's
+advantage over us, as a factor.
 """
 READING = """# Benchmark results
 
