@@ -45,19 +45,19 @@ def when_to_use(rows: list[dict[str, Any]]) -> str:
         ("---", "---"),
         (
             "GPUs wait for decoding or augmentation, and other CPUs are free",
-            "you have only one machine: feeders have no more cores than workers would",
+            "you have only one machine: feeders have no more cores than torch's workers",
         ),
         (
             f"the trainer node's CPU is scarce: {ours} CPU-s/GB instead of {peers} ({times} times less)",
-            f"batches are 0.1 MB: pyzmq receives them with {small['ratio']:.2f} of our CPU time",
+            f"batches are small: at 0.1 MB, pyzmq needs only {small['ratio']:.0%} of our CPU time",
         ),
         (
-            "a run must be repeatable: the same bytes in the same order, for 1 or 64 feeders, through crashes",
-            f"a script runs for seconds: its first batch takes {first} s, and {torchs} s with torch",
+            "a run must be repeatable: the same bytes in the same order, with 1 or 64 feeders, even after crashes",
+            f"a script runs for seconds: its first batch takes {first} s, compared with {torchs} s under torch",
         ),
         (
             "a run must resume at the next batch (Lightning, Accelerate, Transformers, torchdata)",
-            "samples depend on earlier samples: a map-style dataset must be deterministic given its seeds",
+            "samples depend on earlier ones: samples of a map-style dataset may depend only on their index and seed",
         ),
     ]
     return "\n".join(f"| {left} | {right} |" for left, right in lines)

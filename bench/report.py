@@ -42,7 +42,7 @@ SUBJECTS = (
     (
         "B3",
         "utilisation",
-        "time left for computing at 0.9 of that rate",
+        "share of time left for computing, at 90% of that rate",
         "feeders that can keep up with the trainers",
     ),
     (
@@ -117,29 +117,30 @@ comparison belongs to the first row that fits. If none fits, it gets a row of it
 
 HEAD = """# Benchmarks
 
-This page shows, for each workload, which side is better, and how many times. All figures come from one machine with
-two cores and no GPU, where feeders compete with the trainer for the same cores. The main use of feeders, on CPUs of
-other machines, is not measured. [All results](benchmark-results.md) has every figure, interval and target.
-[How they measure](../bench/README.md) describes the method.
+For each workload, this page shows which side is better, and by what factor. All figures come from one machine with two
+cores and no GPU, where feeders compete with the trainer for the same cores. The main use of feeders is on other
+machines, and was not measured. [All results](benchmark-results.md) lists every figure, interval and target.
+[bench/README.md](../bench/README.md) describes the method.
 
 ![How many times better than torch's DataLoader, on two cores](benchmarks.svg)
 
-Green bars mark comparisons that we win, and red bars those that torch's DataLoader wins. For gray bars, and in the
-column *undecided* below, the 95% interval contains 1.
+We win the comparisons with green bars, and torch's DataLoader wins those with red bars. If the 95% interval contains 1,
+the bar is gray, and the table lists the comparison as *undecided*. Each number under *we lose* is the peer's
+advantage over us, as a factor.
 """
 READING = """# Benchmark results
 
 `python -m bench.report` writes this page from `bench/results/*.json`; do not edit it. `make bench` measures again.
 
-Our loader and the peers run in the same job, interleaved. Each cell has its own process, and every other round reverses
-the order. *Ratio* is how many times better we are: **below 1, we lose**. It is the median of the ratios within each
-round, with its bootstrap 95% interval.
+Our loader and its peers take turns. Each cell runs in its own process, and every other round reverses the order.
+*Ratio* is the factor by which we are better: **below 1, we lose**. It is the median of the rounds' ratios, with a
+bootstrap 95% interval.
 
-A *floor* must hold, and a *target* is the aim; we set both. Each applies to the ratio if a peer is named, and to our
-own figure otherwise. *Met* names the promise that even the worse end of the interval meets. Every cell verified the
-bytes that it received. [bench/README.md](../bench/README.md) describes the method.
+We set two promises: a *floor*, which must hold, and a *target*, which is the aim. If a row names a peer, both apply to
+the ratio; otherwise, they apply to our own figure. *Met* names the promise that even the worse end of the interval
+meets. Every cell verified the bytes that it received. [bench/README.md](../bench/README.md) describes the method.
 
-`ray.get` within one store uses no network. These figures come from one machine with two cores and no GPU. They show
+`ray.get` from the same store uses no network. All figures come from one machine with two cores and no GPU. They show
 nothing about network cards, copies to a GPU, or machines with more cores.
 """
 
