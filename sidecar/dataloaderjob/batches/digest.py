@@ -24,14 +24,14 @@ from dataloaderjob.core.consumption import error_mark, fold
 
 
 def batch_digest(batch: Any, identity: int, *, allow_pickle: bool) -> int:
-    """Returns the digest that a feeder would send with a batch, or the mark of the error if no feeder could send the
-    batch."""
+    """Returns the digest that a feeder would send with a batch. If no feeder could send the batch, returns the mark of
+    the error instead."""
     return batch_digests(batch, identity, allow_pickle=allow_pickle)[0]
 
 
 def batch_digests(batch: Any, identity: int, *, allow_pickle: bool) -> tuple[int, int]:
-    """Returns the result of `batch_digest`, and a digest that differs between batches even if no feeder could send
-    them."""
+    """Returns the result of `batch_digest`, and a second digest. The two are equal unless no feeder could send the
+    batch. In that case, the second also covers `identity`, so that it differs between batches."""
     try:
         encoded = encode(batch, allow_pickle=allow_pickle)
     except Exception as exc:  # encoding calls user code for the states of its objects
@@ -60,7 +60,7 @@ class _Walk:
 
     def item(self, item: Any) -> None:
         if type(item) in values.SCALARS:
-            # Text never starts with a zero byte, while a value may start with any other byte.
+            # A zero byte marks a value. The text that describes other items never starts with one.
             self.update(b"\0" + values.pack(item))
         elif type(item) in (torch.Tensor, torch.nn.Parameter) and _is_block(item):
             _tensor(self.update, item)
@@ -161,6 +161,6 @@ def _array(update: Callable[[Any], None], a: np.ndarray[Any, Any] | np.generic) 
 
 
 def _bytes(update: Callable[[Any], None], a: np.ndarray[Any, Any]) -> None:
-    """Feeds the bytes of `a`, which is in C order."""
+    """Feeds the bytes of `a`, which must be in C order."""
     if a.nbytes:
         update(a.reshape(-1).view(special.BYTE).data)

@@ -1,7 +1,7 @@
 """The rolling digest of a loader's output: which batches it returned, in which order, over all epochs. Pure.
 
-Each batch contributes its own eight-byte digest (`core.digests`), and each failed batch a mark of its error. They are
-folded in the order in which next() returned them:
+Each batch contributes its own eight-byte digest (`core.digests`). A failed batch contributes a mark of its error
+instead. They are folded in the order in which next() returned them:
 
     rolling = rolling * FOLD + digest    of the epoch, starting at its number + 1
     total   = closed * FOLD + rolling    of all epochs; `closed` is the total of the earlier ones
@@ -80,7 +80,8 @@ class Consumption:
         return [self.epoch, self.closed, self.rolling]
 
     def restore(self, state: Sequence[int], *, goes_on: bool) -> None:
-        """Resumes at another process's position. `goes_on`: the next iterator continues in the middle of the epoch."""
+        """Resumes from another process's state. With `goes_on`, the next iterator continues in the middle of the
+        epoch."""
         before = self.total
         self.epoch, self.closed, self.rolling = state
         self._goes_on = goes_on

@@ -29,7 +29,7 @@ def _indented(text: str) -> str:
 
 
 def log_lines(pattern: str) -> None:
-    """Sends this process's log to standard error. `pattern`: the format of a line."""
+    """Sends this process's log to standard error. `pattern` is the format of a line."""
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(pattern))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)

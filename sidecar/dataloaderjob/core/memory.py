@@ -12,12 +12,12 @@ from typing import NamedTuple
 
 FEEDERS_FIELD = "spec.feeders.resources.limits.memory"
 SCORE, MOST_SCORE = 500, 1000
-"""Value added to a process's oom_score_adj (proc(5)), and that file's maximum, which stands for all memory."""
+"""Value that is added to a process's oom_score_adj (proc(5)), and the maximum of that file."""
 LOOK_S = 5.0
-"""Interval between two readings of the kernel's count of processes killed for lack of memory."""
+"""Seconds between two readings of the kernel's count of processes killed for lack of memory."""
 RECENT_S = 15.0
-"""A kill counts as recent up to this age. The kernel counts a kill when it begins, but a process with gigabytes to free
-exits seconds later."""
+"""Seconds for which a kill counts as recent. The kernel counts a kill when it begins, but a process with gigabytes to
+free exits seconds later."""
 
 
 class _Version(NamedTuple):
@@ -84,8 +84,8 @@ def die_as(pid: int, root: Path = _ROOT) -> None:
 
 
 def describe_limit(field: str, root: Path = _ROOT) -> str:
-    """Describes the available memory, and a remedy. `field`: the manifest field that sets a pod's limit; empty on one
-    machine."""
+    """Describes the available memory, and a remedy. `field` is the manifest field that sets a pod's limit. It is empty
+    on one machine."""
     limit, machine = memory_limit(root), machine_memory(root)
     if field:
         return f"its pod may use {size_text(limit)}: {remedy(field)}"
@@ -94,7 +94,7 @@ def describe_limit(field: str, root: Path = _ROOT) -> str:
 
 
 def remedy(field: str) -> str:
-    """Returns the advice for when memory has run out. `field`: as for `describe_limit`."""
+    """Returns the advice for when memory has run out. `field` is the same as for `describe_limit`."""
     if field:
         return f"raise {field}, or make batches smaller"
     return "use fewer feeders or smaller batches, or free some memory"

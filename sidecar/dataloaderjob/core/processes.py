@@ -35,8 +35,8 @@ CRASH_WINDOW_S = 120.0
 
 
 def die_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent exits, because this process would then have no peer. `parent`:
-    the pid of the process that forked it."""
+    """Makes the kernel kill this process when its parent exits, because this process would then have no peer. `parent`
+    is the pid of the process that forked it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -69,8 +69,8 @@ def default_signals() -> None:
 
 
 def close_all_but(keep: set[int]) -> None:
-    """Closes all file descriptors except `keep` and the standard ones: listeners, connections, other children's
-    channels."""
+    """Closes all file descriptors except `keep` and the standard ones. Others may be listeners, connections or other
+    children's channels."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd > 2 and fd not in keep:
@@ -109,8 +109,9 @@ def end_as(main: Callable[[], int | None]) -> NoReturn:
 
 
 def lead_group(pid: int) -> None:
-    """Makes a child (with 0, this process) the leader of a process group, to which its own children will belong. Both
-    parent and child call this function, so that the group exists whichever of them runs first."""
+    """Makes a child, or this process if `pid` is 0, the leader of a new process group. The leader's own children will
+    belong to the group. Parent and child both call this function, so that the group exists whichever of them runs
+    first."""
     with contextlib.suppress(OSError):
         os.setpgid(pid, 0)
 
@@ -155,7 +156,7 @@ def lives(path: Path) -> bool:
 
 @contextlib.contextmanager
 def standard_error() -> Iterator[int | None]:
-    """Yields a duplicate of this process's standard error descriptor; None if it is closed."""
+    """Yields a duplicate of this process's standard error descriptor, or None if it is closed."""
     try:
         fd = os.dup(2)
     except OSError:
@@ -272,7 +273,7 @@ class Backoff:
 
 
 def signal_name(number: int) -> str:
-    """Returns the name of a signal, such as SIGKILL; "signal 99" if this Python has no name for it."""
+    """Returns the name of a signal, such as SIGKILL, or "signal 99" if this Python has no name for it."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -297,7 +298,7 @@ class Crashes:
 
 
 def restart_wait_s(crashes: int) -> float:
-    """Returns the wait before a restart; none after a single crash."""
+    """Returns the wait before a restart, in seconds. After a single crash, it is 0."""
     return 0.0 if crashes == 1 else _RESTART.wait_s(crashes - 1)
 
 
