@@ -2,7 +2,7 @@
 Pure.
 
 A pipeline has a step (training without waiting), batches that cost CPU and wall time, and bytes that cross a link and a
-receiver. Each of them bounds the rate; the lowest bound is the limit.
+receiver. Each of them bounds the rate. The lowest bound is the limit.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Pipeline:
     period_s: float
     """The time from one batch to the next, as observed."""
     step_s: float
-    """The same without waiting for input."""
+    """The time from one batch to the next, without waiting for input."""
     cpu_s: float
     """CPU time to make a batch: samples, collate, encode."""
     wall_s: float
@@ -59,12 +59,12 @@ class Pipeline:
     spread: float = 0.0
     """Coefficient of variation of `wall_s`."""
     longest_s: float = 0.0
-    """Wall time of the slowest batch of a window, on average; 0: unknown."""
+    """Average wall time of the slowest batch of a window, or 0 if it is unknown."""
     ranks: int = 1
     slots: int | None = None
-    """Sources of an iterable dataset that can be read in parallel; None: any number of feeders can share the work."""
+    """Sources of an iterable dataset that can be read in parallel. None if any number of feeders can share the work."""
     link: float | None = None
-    """Bytes per second into the trainer's node; None: unknown, or one machine."""
+    """Bytes per second into the trainer's node. None if this is unknown, or on one machine."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a negative figure, or for a period or a wall time of 0."""
@@ -148,10 +148,8 @@ def maker(pipeline: Pipeline) -> Limit:
 
 
 def advise(pipeline: Pipeline, most: int | None = None) -> Advice:
-    """Returns the smallest number of feeders that removes the waiting, as far as other resources allow.
-
-    `most`: the maximum number of feeders.
-    """
+    """Returns the smallest number of feeders that removes the waiting, as far as other resources allow. `most` is the
+    maximum number of feeders."""
     allowed = ceilings(pipeline)
     ceiling, now = min(allowed.values()), pipeline.ranks / pipeline.period_s
     next_limit = min(allowed, key=allowed.__getitem__)
@@ -178,14 +176,14 @@ def advise(pipeline: Pipeline, most: int | None = None) -> Advice:
 
 
 def _limit_today(pipeline: Pipeline, now: float, allowed: dict[Limit, float]) -> Limit:
-    """Returns a resource that the current rate uses up; if there is none, the limit of the processes that make
-    batches."""
+    """Returns the resource that the current rate uses up. If there is none, returns the limit of the processes that
+    make batches."""
     full = [limit for limit, most in allowed.items() if limit is not Limit.TRAINER and now > 0.85 * most]
     return min(full, key=allowed.__getitem__) if full else maker(pipeline)
 
 
 def spread(values: Sequence[float]) -> float:
-    """Returns the coefficient of variation; 0 for fewer than two values."""
+    """Returns the coefficient of variation, or 0 for fewer than two values."""
     if len(values) < 2 or not (mean := statistics.fmean(values)):
         return 0.0
     return statistics.stdev(values) / mean

@@ -41,8 +41,8 @@ _INT, _COMPLEX, _BYTEARRAY = 1, 2, 3
 _CODES: dict[type, int] = {tuple: 4, set: 5, frozenset: 6, dict: 7}
 _MARKS: dict[type, list[Any]] = {list: [], **{kind: [ExtType(code, b"")] for kind, code in _CODES.items()}}
 _READ_MARKS = {code: (kind.__name__,) for kind, code in _CODES.items()}
-"""The values to which marks are decoded. A mark in any other place than the first item, as in untrusted input, is
-treated as a plain value."""
+"""The values to which marks are decoded. In untrusted input, a mark may not be the first item. It is then treated as a
+plain value."""
 _2F64 = struct.Struct("<2d")
 
 
@@ -64,7 +64,7 @@ def is_key(value: object) -> bool:
 
 
 def pack(value: Any) -> bytes:
-    """Encodes one value. Raises NotPlainError, also for values nested deeper than MAX_DEPTH."""
+    """Encodes one value. Raises NotPlainError if it is not plain, or is nested deeper than MAX_DEPTH levels."""
     return bytes(_put(_packer(), value))
 
 

@@ -217,8 +217,8 @@ class HeldGenerators:
     __slots__ = ("_known", "_roots", "_seeds")
 
     def __init__(self, *roots: Any, of_classes: Mapping[str, int] | None = None) -> None:
-        """Assumes that the generators have the same states as in the trainer. `of_classes` has the trainer's states of
-        generators that classes of libraries hold, by path."""
+        """Assumes that the generators have the same states as in the trainer. `of_classes` contains the trainer's
+        states of generators that library classes hold, by path."""
         self._roots = roots
         self._known: dict[int, tuple[Held, int]] = {}
         """Each generator and its last known state, by the generator's id."""
@@ -248,8 +248,8 @@ class HeldGenerators:
             self._known[id(one)] = one, state_of(one)
 
     def look_again(self) -> None:
-        """Makes the seeds of generators that worker_init_fn has seeded or created depend on the epoch's base seed.
-        Called after worker_init_fn."""
+        """Finds the generators that worker_init_fn has seeded or created. From then on, their seeds depend on the
+        epoch's base seed. Called after worker_init_fn."""
         origins = {key: origin for key, (_, origin, _) in zip(self._known, self._seeds, strict=True)}
         known, self._known, self._seeds = self._known, {}, []
         for number, one, _, state in self._readable():
@@ -281,8 +281,8 @@ NOTHING_HELD = HeldGenerators()
 
 
 def states_of_classes(*roots: Any) -> dict[str, int]:
-    """Returns the states of generators that are not sent with these objects, for `HeldGenerators` in another
-    process."""
+    """Returns the states, by path, of generators that are not sent with these objects. `HeldGenerators` needs these
+    states in another process."""
     return {where: state_of(one) for one, where in find(*roots) if where}
 
 

@@ -1,4 +1,4 @@
-"""Sessions, in which a process looks to user code like a torch worker of one loader. See also `fetcher`.
+"""Sessions, in which a process looks to user code like a torch worker of one loader.
 
 In a feeder, builders use this module. `remaking` uses it to rebuild batches later.
 """
@@ -34,8 +34,7 @@ def begin_session(
 
 
 def held_by(code: UserCode, of_classes: Mapping[str, int]) -> HeldGenerators:
-    """Returns the generators that user code, which has just been loaded, holds. For `of_classes`, see
-    `HeldGenerators`."""
+    """Returns the generators that newly loaded user code holds. For `of_classes`, see `HeldGenerators`."""
     return HeldGenerators(code.dataset, code.collate_fn, of_classes=of_classes)
 
 

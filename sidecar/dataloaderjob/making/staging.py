@@ -1,4 +1,4 @@
-"""The part of an IterableDataset's work that any feeder can do once a slot has read the samples. See also `fetcher`.
+"""The part of an IterableDataset's work that any feeder can do once a slot has read the samples.
 
 A slot can only be read in order, by one feeder. Work on single samples, such as decoding, has no such limit. With
 `stage=`, the slot delivers its samples as they were read, and any free feeder makes the batch from them.
