@@ -10,8 +10,8 @@ following classes are allowed:
 
 A class with a `__del__` is never allowed, because Python would run it on content from a feeder.
 
-The lookup of a class runs no code. It only reads the `__dict__` of modules that are already imported, and of their
-classes. It calls no module's `__getattr__`, no metaclass and no descriptor.
+The lookup of a class runs no code. It reads the `__dict__` of modules that are already imported, and of their classes.
+It calls no module's `__getattr__`, no metaclass and no descriptor.
 """
 
 from __future__ import annotations
@@ -228,8 +228,8 @@ def is_allowed_record(cls: type) -> bool:
 
 
 def is_record(cls: type) -> bool:
-    """Returns True for a dataclass or a named tuple that has only fields: neither the class nor its bases have methods
-    or properties."""
+    """Returns True for a dataclass or a named tuple that has only fields. Neither it nor its bases have methods or
+    properties."""
     if not all(map(_is_ordinary, mro(cls))):
         return False
     bases = [base for base in mro(cls) if base not in _ABSTRACT and base is not tuple]
@@ -245,13 +245,13 @@ def is_factory(cls: type) -> bool:
 
 
 def is_abstract_or_users(cls: type) -> bool:
-    """Returns True for a base that adds no library code: one of the user's own classes, or an abstract class without
-    content."""
+    """Returns True for a base that adds no library code. It is one of the user's own classes, or an abstract class
+    without content."""
     return _is_ordinary(cls) and (cls in _ABSTRACT or is_users(cls))
 
 
 def is_named(cls: type) -> bool:
-    """Returns True for a library class that this module lists as only data."""
+    """Returns True for a library class that this module lists as pure data."""
     name = full_name(cls)
     if name not in _NAMED:
         return False

@@ -37,8 +37,8 @@ _MAX_KEY_NBYTES = 1 << 20
 _HEAD_AT = layout.SEAL.size
 _HEAD_END = layout.HEADER.size
 _read_words: Callable[[Memory, int], tuple[int, ...]] = struct.Struct("<4Q").unpack_from
-"""Reads a body's first 32 bytes as four words: the body's digest, the batch's identity, the version and length of the
-schema, and the schema's digest."""
+"""Reads the first 32 bytes of a body as four words: its digest, the batch's identity, the schema's version and length,
+and the schema's digest."""
 _ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
 _from_numpy = torch.from_numpy
 
@@ -312,8 +312,8 @@ def _may_have_attributes(node: Node) -> bool:
 
 
 def _class(node: Node, is_one: Callable[[Any], object], what: str) -> Any:
-    """Returns the class of a node. Raises RemoteProtocolError if `is_one` rejects the class; `what` describes it in the
-    error."""
+    """Returns the class of a node. Raises RemoteProtocolError if `is_one` rejects the class. The error says that the
+    class is `what`."""
     if node.cls is None:
         raise RemoteProtocolError(f"a {node.kind.name} without a class")
     cls = allowed.find(*node.cls)

@@ -1,5 +1,4 @@
-"""Digests of a batch tree: the digest that the batch has when it is sent to a trainer, and a digest for comparing
-different loaders.
+"""Digests of a batch tree: one that the batch has when it is sent to a trainer, and one for comparing loaders.
 
 The second digest is canonical. It covers the structure, classes, keys and attributes, and the dtype, shape and bytes of
 every leaf. NaNs with equal bytes are therefore equal, but 0.0 and -0.0 differ. The digest does not cover strides,
@@ -24,7 +23,7 @@ from dataloaderjob.core.consumption import error_mark, fold
 
 
 def batch_digest(batch: Any, identity: int, *, allow_pickle: bool) -> int:
-    """Returns the digest that a feeder would send with a batch. If no feeder could send the batch, returns the mark of
+    """Returns the digest that a feeder would send with a batch. If no feeder could send it, returns the `error_mark` of
     the error instead."""
     return batch_digests(batch, identity, allow_pickle=allow_pickle)[0]
 
@@ -48,7 +47,7 @@ class Hasher(Protocol):
 
 
 def digest_update(hasher: Hasher, batch: Any) -> None:
-    """Feeds a batch to a hash. Objects that need `allow_pickle` are hashed as their pickle."""
+    """Feeds a batch to a hash. Objects that need `allow_pickle` are pickled, and the pickle is hashed."""
     _Walk(hasher.update).item(batch)
 
 

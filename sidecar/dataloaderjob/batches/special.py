@@ -53,7 +53,7 @@ _CARRIED = {
 """dtypes that numpy lacks, each with a dtype of the same size that carries its bytes."""
 BYTE = np.dtype(np.uint8)
 _QUANTIZED = (torch.int8, torch.uint8, torch.int32)
-"""dtypes of the integers in quantized tensors: in qint8, quint8 and qint32 tensors, respectively."""
+"""dtypes of the integers in quantized tensors (qint8, quint8 and qint32)."""
 _MAX_ZERO_POINT = 1 << 31
 
 

@@ -1,12 +1,12 @@
 """A listening socket that admits peers with a job's key, and stays available while strangers without the key flood it.
 
 The owner's loop waits for the acceptor's file descriptor and calls `serve`, which never blocks. A peer gets a thread
-only after it has completed the handshake. Until then it is a *guest*, which costs one file descriptor and at most 4
-KiB, for at most five seconds, however slowly it sends.
+only after it has completed the handshake. Until then, it is a *guest*. A guest costs one file descriptor and at most 4
+KiB, for at most five seconds.
 
 Once there are MAX_GUESTS guests, each new one displaces the oldest guest from the address with the most guests. A peer
-with the key completes the handshake within milliseconds, so a stranger would have to fill all places within that time
-to displace it. Filling 1,024 places takes 250 ms at 4,000 connections per second. A stranger does not displace guests
+with the key completes the handshake within milliseconds. To displace it, a stranger would have to fill all places
+within that time. Filling 1,024 places takes 250 ms at 4,000 connections per second. A stranger does not displace guests
 from other addresses.
 
 If the port needs TLS (`core.tls`), a guest that begins it costs 48 KB and 0.6 ms of CPU time. A guest that first proves

@@ -14,9 +14,9 @@ A step up multiplies the number by at most four. On CUDA, it at most doubles the
 already queued its kernels, and appears able to take more batches than it actually can (`core.measures`).
 
 After each step up, the gain in the rate is compared with the predicted gain. If two comparisons find less than half of
-the predicted gain, the job is saturated: the model does not include its bottleneck, such as shared storage. The policy
-then returns to the number of feeders that the attained rate needs, and keeps it for SATURATED_S. After that, it tries
-to add at most a quarter. Each failed attempt doubles the time until the next one.
+the predicted gain, the job is saturated. Its bottleneck is then one that the model does not include, such as shared
+storage. The policy then returns to the number of feeders that the attained rate needs, and keeps it for SATURATED_S.
+After that, it tries to add at most a quarter. Each failed attempt doubles the time until the next one.
 
 A step up soon after a step down shows that the step down was wrong. So for a while, no other step down follows.
 """
@@ -48,12 +48,12 @@ DOWN_MOST = 0.5
 PENDING_S = 60.0
 """Seconds after which feeders that have not started are no longer expected to start soon."""
 SETTLE_S = 15.0
-"""Seconds after a change until rates count: the time span that `Measures.rate` covers."""
+"""Seconds after a change before rates count. `Measures.rate` covers this time span."""
 GAINED = 0.5
 """Share of the predicted gain below which a step up has failed."""
 DEARER = 1.1
-"""If a batch's cost has risen by more than this factor times the increase in feeders, the rates before and after a step
-up are not comparable."""
+"""Maximum rise in a batch's cost, as a multiple of the growth in feeders. Above it, the work itself has changed, so the
+rates before and after a step up are not comparable."""
 SATURATED_S, MOST_SATURATED_S = 600.0, 4800.0
 RETRY = 1.25
 """Maximum factor of a step up after a job was saturated."""
@@ -98,7 +98,7 @@ class Situation:
     ready: int
     measures: Measures | None
     frozen: str = ""
-    """The reason not to change anything now, such as a restart of the trainers; empty if there is none."""
+    """The reason not to change anything now, such as a restart of the trainers. Empty if there is none."""
     step: int = 1
     """Number of feeders in one pod. Feeders are added and removed in multiples of it."""
 

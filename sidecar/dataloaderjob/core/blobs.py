@@ -1,9 +1,9 @@
-"""A folder of blobs that are named by the hash of their content, so that unchanged code and data are sent only once.
+"""A folder of blobs that are named by the hash of their content. So unchanged code and data are sent only once.
 
-A *bundle* is everything that is needed to make batches: the pickle of (dataset, collate_fn, worker_init_fn) and its
-large buffers, stored as one blob each, plus facts about the process that created it. Its manifest is JSON, and its id
-is the first 16 bytes of the manifest's SHA-256. At 1.1 GB/s, SHA-256 is the fastest collision-resistant hash in the
-standard library (blake2b: 0.48 GB/s).
+A *bundle* is everything that is needed to make batches. It consists of the pickle of (dataset, collate_fn,
+worker_init_fn), its large buffers, and facts about the process that created it. The pickle and each buffer are stored
+as one blob. The manifest is JSON, and its id is the first 16 bytes of the manifest's SHA-256. At 1.1 GB/s, SHA-256 is
+the fastest collision-resistant hash in the standard library (blake2b: 0.48 GB/s).
 
 A trainer and its sidecar share one such folder, and so do the feeders of a node. On one machine, all processes share
 one.
@@ -59,20 +59,20 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """The code and data that make batches. `blobs[0]` is the pickle; the others are its out-of-band buffers, in order.
+    """The code and data that make batches. `blobs[0]` is the pickle. The others are its out-of-band buffers, in order.
 
     `id` identifies the bundle of one session, because each session has its own builders. `code` identifies the bundle's
     code without the session.
     """
 
     blobs: tuple[tuple[str, int], ...]
-    """(SHA-256 in hex, bytes) of each blob."""
+    """(SHA-256 in hex, size in bytes) of each blob."""
     allow_pickle: bool = False
     """True if feeders may pickle leaves that they cannot send in any other way."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Versions of Python, torch and numpy in the trainer."""
+    """Facts about the trainer, such as its versions of Python, torch and numpy."""
     loader: int = 0
-    """Number of the loader in its process; the same in all ranks that run the same script."""
+    """Number of the loader in its process. It is the same in all ranks that run the same script."""
     epoch: int = 0
     """Number of the loader's iterator. User code starts afresh with each iterator."""
     workers: int = 0
@@ -86,7 +86,7 @@ class Bundle:
     ranks: int = 0
     """Number of ranks that receive the batches of all slots in turn, or 0 if each rank has its own slots."""
     taken: tuple[int, ...] = ()
-    """For each slot, the number of its batches that were dealt before the epoch was resumed."""
+    """Number of batches that were dealt before the epoch was resumed, for each slot."""
     held: dict[str, int] = field(default_factory=dict)
     """States of the RNGs that library classes hold. These RNGs are not pickled with the objects that use them
     (`making.held`)."""

@@ -56,8 +56,8 @@ def files(seed: bytes, part: Part, generation: int, schedule: Schedule) -> Files
 
 
 def authorities(seed: bytes, generation: int, schedule: Schedule) -> bytes:
-    """Returns the authorities that a process of `generation` trusts: those of the previous, the same and the next
-    generation."""
+    """Returns the authorities that a process with certificates of `generation` trusts. They belong to this generation,
+    the previous one and the next one."""
     numbers = (n for n in (generation, generation - 1, generation + 1) if n >= 0)
     return b"".join(_pem(_authority(seed, number, schedule)) for number in numbers)
 

@@ -32,7 +32,7 @@ class Claim:
     keep_s: float
     """Time in seconds for which the service should keep running after the launch ends."""
     script: str
-    """The script's name, for people."""
+    """The script's name, for display."""
     ends: bool = False
     """True to make the service exit if it is free, because too many services are waiting."""
     joins: bool = False
@@ -55,5 +55,5 @@ class Claim:
 
 
 def echo_text(run: str) -> bytes:
-    """Returns the text with which a launch that was granted the service sends the file descriptor for output."""
+    """Returns the text that a launch sends with the file descriptor for output, after it was granted the service."""
     return f"echo {run}".encode()

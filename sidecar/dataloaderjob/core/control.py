@@ -23,8 +23,8 @@ single byte. Releasing and reacquiring it is a read-modify-write with release or
 ordering on the same word. On x86, each is a LOCK-prefixed instruction. In ARM's memory model, a release followed by an
 acquire orders everything before the pair against everything after it. A fence takes 0.3 µs.
 
-With membarrier(2), only the side that is about to sleep would pay. On a virtual machine, that side paid 45 to 170 µs
-(1.5 µs while the other CPUs were idle), more than the entire hand-off of a batch.
+With membarrier(2), only the side that is about to sleep would pay. On a virtual machine, that side paid 45 to 170 µs,
+or 1.5 µs while the other CPUs were idle. The entire hand-off of a batch takes less than that.
 """
 
 from __future__ import annotations
@@ -186,7 +186,7 @@ class Control:
         return asleep != 0 and self._published >= asleep
 
     def unpublish(self, stream: int, ticket: int) -> None:
-        """Clears a ticket's word. An earlier ticket must be unpublished, so that the trainer cannot be reading this
+        """Clears a ticket's word. The caller has not published an earlier ticket, so the trainer cannot be reading this
         word."""
         self._index[(stream % ROWS) * WINDOW + ticket % WINDOW] = 0
         self._fence.full()

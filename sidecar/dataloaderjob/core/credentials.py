@@ -1,10 +1,9 @@
 """The certificates of a process, for TLS (`core.tls`).
 
 Each process has a folder with a subfolder for each generation of certificates: `0`, `1`, and so on. The process uses
-the newest generation for new connections. A generation has three files: `tls.crt` and `tls.key` of this process, and
-`ca.crt` with the authorities that it trusts, including those of the previous and next generations. The operator creates
-the files (`dataloaderjob_operator.objects`). On one machine, the run creates them (`local.certificates`), and adds a
-generation before the last one ends.
+the newest generation for new connections. A generation has three files. `tls.crt` and `tls.key` belong to this process.
+`ca.crt` contains the authorities that it trusts, including those of the previous and next generations. The operator
+creates the files. On one machine, the run creates them (`local.certificates`).
 """
 
 from __future__ import annotations
@@ -55,8 +54,8 @@ class Credentials:
         return TlsConnection.over(sock, self._server, None)
 
     def connected(self, sock: socket.socket, to: Part, prove: Prove | None = None) -> TlsConnection:
-        """Returns a TLS connection over a socket that is connected to part `to` of the job, and takes ownership of the
-        socket. `prove` answers the peer's challenge."""
+        """Returns a TLS connection over a socket, and takes ownership of it. The socket is connected to the part `to`
+        of the job. `prove` answers the peer's challenge."""
         self._refresh()
         return TlsConnection.over(sock, self._client, to.host, prove)
 

@@ -1,8 +1,7 @@
 """The digest of a batch: eight bytes that depend on the batch's ticket and on each of the batch's bytes.
 
 A feeder seals the bodies that it sends, and a receiver verifies the seals if the job's manifest requests this. A
-process that makes its own batches computes the same digest without a copy. No other module knows which hash function is
-used.
+process that makes its own batches computes the same digest without a copy.
 
     identity = xxh3_64(u64 ticket, u64 first position, u8 bare, u64 for each key)
     digest   = xxh3_64(identity, then the body after its seal)

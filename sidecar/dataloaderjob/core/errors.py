@@ -71,7 +71,7 @@ class ProtocolError(DataLoaderJobError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """A remote peer sent something it may not send."""
+    """A remote peer sent something that it may not send."""
 
 
 class AuthError(ProtocolError):

@@ -1,8 +1,8 @@
 """Functions that create and remove private folders, and that open files, in places where other users may write.
 
-In a shared temporary folder, another user may already have created a folder or link of the wanted name. So this module
-checks each path component that it creates without following links, and resolves no path. Entries are removed only by
-name, through a file descriptor, and only from a folder with this package's mark.
+In a shared temporary folder, another user may already have created a folder or link with the wanted name. So this
+module checks each path component that it creates without following links, and resolves no path. Entries are removed
+only by name, through a file descriptor, and only from a folder with this package's mark.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def write(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def room(path: Path, error: type[DataLoaderJobError]) -> Iterator[None]:
-    """Turns an OSError because of a full disk at `path` into `error`, which states a remedy."""
+    """Converts the OSError of a full disk at `path` into `error`, which states a remedy."""
     try:
         yield
     except OSError as exc:

@@ -20,7 +20,7 @@ a number and a MAC after the header, and a MAC after any payload that is not a b
 | check      | u32  | CRC-32 of the preceding 60 bytes |
 
 The payload of a ticket contains the seed, position and keys of one batch. The trainer packs it, and the receiver
-forwards it unread. Only feeders decode it, and processes that report a late batch.
+forwards it unread. Only two kinds of process decode it: feeders, and processes that report a late batch.
 
     u64 base_seed, u64 first_position, u8 bare, u8 key_form, u16 draws, u32 count, then the keys
 
@@ -41,8 +41,8 @@ samples in a batch. These fields follow:
     u32 slot, u8 (1: drop_last, 2: asks), u64 needed: the first batch of the slot that may still be requested again
     u64 known, u64 digest: the digest of batch `known` - 1, if it was received and must be rebuilt identically; else 0
 
-If the slot is to resume from a snapshot, u64 made and the snapshot follow. It was taken after `made` batches. Only
-processes that run user code look into it.
+If the slot is to resume from a snapshot, u64 made and the snapshot follow. The snapshot was taken after `made` batches.
+Only processes that run user code look into it.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ MAX_SNAPSHOT_NBYTES = 1 << 20
 _SLOT_END = TICKET_HEAD_NBYTES + _SLOT.size
 _NEEDED_AT, _NEEDED = TICKET_HEAD_NBYTES + 5, struct.Struct("<Q")
 TICKET_DEPTH = 2
-"""Number of tickets that a feeder holds if there are enough: one to work on, and one to hide the round trip."""
+"""Number of tickets that a feeder holds if possible: one to work on, and one to hide the round trip."""
 _TICKET_ENTRY = struct.Struct("<QI")
 TicketOfInts = tuple[int, int, list[int], bool]
 """The arguments of `pack_ticket_of_ints`."""
@@ -133,8 +133,8 @@ class FrameKind(IntEnum):
     SNAPSHOT = 15
     """F: the state of a slot after some batches, from which another feeder can resume. Payload: `pack_snapshot`."""
     SHARED = 16
-    """F: the batch is in the feeder's shared memory, on the receiver's machine: a BODY without the bytes. Payload:
-    `pack_shared`. A buffer's first such frame is sent with the buffer's file descriptor."""
+    """F: the batch is in the feeder's shared memory, on the receiver's machine. This frame replaces BODY. Payload:
+    `pack_shared`. The first such frame for a buffer carries the buffer's file descriptor."""
     TAKEN = 17
     """R: the earliest outstanding SHARED batch has been copied, or is no longer wanted."""
     UNMAP = 18
@@ -154,7 +154,7 @@ class Flag(IntEnum):
     """Marks a FAILED from a feeder that could not load the bundle. Other feeders may be able to load it."""
     ENDED = 8
     """Marks a FAILED that reports no failure. Either the ticket's slot has no such batch (payload `pack_end`), or the
-    batch exists and the ticket only asked whether it does (`pack_there`)."""
+    ticket only asked whether the batch exists, and it does (`pack_there`)."""
     RESTORABLE = 16
     """Marks a slot's TICKET that omits an existing snapshot or digest, because a builder of the slot should already
     have begun. A builder that has not begun exits, and the ticket is sent again in full."""
@@ -188,11 +188,11 @@ _LIMITS = {
     FrameKind.SHARED: _SHARED.size,
 }
 _LIMIT_OF = tuple(_LIMITS.get(kind, 0) for kind in range(max(FrameKind) + 1))  # type: ignore[call-overload]
-"""Maximum payload of each kind of frame. All other kinds have none."""
+"""Maximum payload of each kind of frame, in bytes. It is 0 for kinds that `_LIMITS` does not list."""
 
 
 class Header(NamedTuple):
-    """A decoded header; see the table above."""
+    """A decoded header. The table above describes its fields."""
 
     kind: int
     flags: int
@@ -223,8 +223,8 @@ def pack_header(
 def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[FrameKind]) -> Header:
     """Checks and decodes the first 64 bytes of `data`.
 
-    Raises RemoteProtocolError, before anything is allocated, if the magic number, version, checksum, kind or length is
-    not allowed from a peer of this role.
+    Raises RemoteProtocolError, before anything is allocated, if the header is corrupt or its kind or length is not
+    allowed.
     """
     magic, version, kind, flags, load, stream, ticket, bundle, nbytes, room, check = HEADER.unpack_from(data)
     if magic != MAGIC or zlib.crc32(memoryview(data)[: _HEAD.size]) != check:
@@ -276,7 +276,7 @@ class SlotTicket(NamedTuple):
     """The batch's place in its slot, from 0."""
     slot: int
     size: int
-    """Number of samples in a batch; 1 if samples are bare."""
+    """Number of samples in a batch, or 1 if samples are bare."""
     bare: bool = False
     drop_last: bool = False
     needed: int = 0
@@ -295,8 +295,8 @@ def _ticket_struct(count: int) -> struct.Struct:
 
 
 def all_ints(keys: Sequence[Any]) -> bool:
-    """Returns True if all keys are exactly of type `int`. Only such keys are sent as integers. A numpy integer keeps
-    its type, because torch's workers would pass it on unchanged."""
+    """Returns True if all keys are exactly of type `int`, so that they can be sent as integers. Other types, such as
+    numpy integers, must be pickled, because the dataset sees a key's type."""
     n = len(keys)
     return type(keys[0]) is int if n == 1 else list(map(type, keys)).count(int) == n
 
@@ -386,15 +386,14 @@ def pack_slot_ticket(ticket: SlotTicket) -> bytes:
 
 
 def with_beginning(data: bytes, snapshot: tuple[int, bytes] | None, known: tuple[int, int] | None) -> bytes:
-    """Adds a snapshot to resume from and the digest of a received batch to a slot's packed ticket, if they are
-    given."""
+    """Adds a snapshot to resume from, and the digest of a received batch, to a slot's packed ticket."""
     if known is not None:
         data = data[: _SLOT_END - _KNOWN.size] + _KNOWN.pack(known[0] + 1, known[1]) + data[_SLOT_END:]
     return data if snapshot is None else data[:_SLOT_END] + _MADE.pack(snapshot[0]) + snapshot[1]
 
 
 def with_needed(data: bytes, needed: int) -> bytes:
-    """Returns a slot's packed ticket with `needed`: earlier batches will not be requested again."""
+    """Returns a slot's packed ticket with another `needed`, the first batch that may still be requested again."""
     return data[:_NEEDED_AT] + _NEEDED.pack(needed) + data[_NEEDED_AT + _NEEDED.size :]
 
 

@@ -1,6 +1,6 @@
 """The generations of a job's certificates, and the time at which each begins and ends. Pure.
 
-A certificate is used for one period and is valid for two, so the issuer of the next one may be down for a whole period.
+A certificate is used for one period and is valid for two. So the issuer of the next one may be down for a whole period.
 A pod's spec lists all generations from the start, so their number is fixed.
 """
 

@@ -1,6 +1,7 @@
 """The handshake that begins every connection of a job.
 
-Each side proves to the other that it holds the key of the role (c: the connecting side, s: the accepting side):
+Each side proves to the other that it holds the role's key (`core.keys`). c is the connecting side, and s is the
+accepting side:
 
     s -> c   {"nonce": s, "protocol": newest, "oldest": oldest}      the versions that s speaks
     c -> s   {"nonce": c, "protocol": n, "role": ..., "name": ..., "job": ..., "facts": {...}, "mac": ...}
@@ -20,8 +21,6 @@ sockets have no seals, so a relay through a Unix socket would otherwise strip th
 Before version SEALED of the control protocol, connections had no seals, and the macs did not cover versions. But they
 covered the nonce s, which now ends with the newest version that s speaks. So nobody on the path can downgrade two newer
 peers to such a version.
-
-The key depends on the role (`core.keys`).
 """
 
 from __future__ import annotations
@@ -131,9 +130,9 @@ Bump `newest` for a message or a meaning that peers of this version do not know.
 release can talk to the previous one. A new key in a message requires neither, because peers ignore unknown keys.
 """
 BY_ROLE = Versions(SINCE, CONTROL.newest, CONTROL.remedy)
-"""The versions for processes without the job's key, which versions before SINCE need (`core.keys`)."""
+"""Versions for processes that do not hold the job's key. Versions before SINCE need that key (`core.keys`)."""
 BY_NAME = Versions(NAMED, CONTROL.newest, CONTROL.remedy)
-"""The versions for a feeder with the key of its name."""
+"""Versions for a feeder that holds the key of its name."""
 
 
 def new_key() -> bytes:

@@ -1,7 +1,7 @@
-"""The verdict on a live job, derived from its measures: whether the job is input-bound, which resource is the
-bottleneck, and how many feeders the job needs. Pure.
+"""The verdict on a live job, derived from its measures: how long it waits for input, for which resource, and how many
+feeders it needs. Pure.
 
-`core.sizing` predicts a bottleneck. This module finds the current bottleneck in the measures: the receiver, the feeders
+`core.sizing` predicts a bottleneck. This module finds the current one in the measures. It is the receiver, the feeders
 or the connections, if one of these is busy. If none is busy, changing the number of feeders does not help.
 """
 
@@ -76,7 +76,7 @@ class InputVerdict:
     """Share of a step spent waiting for input."""
     limit: LiveLimit
     gain: float
-    """Predicted rate with `feeders`, as a multiple of the current rate; 1 if there is nothing to gain."""
+    """Predicted rate with `feeders`, as a multiple of the current rate, or 1 if there is nothing to gain."""
     feeders: int
     """Recommended number of feeders. It may be smaller than the current number."""
     now: int
@@ -97,7 +97,7 @@ class InputVerdict:
         return self.word if number == current else f"{self.word} {number}"
 
     def sentence(self, number: int | None = None, current: int | None = None, unit: str = "feeders") -> str:
-        """Explains the verdict to people. `number` and `current` are the recommended and the current number of
+        """Explains the verdict in a sentence. `number` and `current` are the recommended and the current number of
         `unit`."""
         number, current = self.feeders if number is None else number, self.now if current is None else current
         if not self.is_bound:
@@ -139,8 +139,7 @@ def judge(measures: Measures | None) -> InputVerdict | None:
 
 
 def predicted(measures: Measures, feeders: int) -> float:
-    """Returns the expected rate with `feeders` feeders, a larger number than now, in batches per second of all
-    ranks."""
+    """Predicts the rate with more feeders than now, in batches per second of all ranks."""
     pipeline = pipeline_of(measures)
     limit = _limit(measures, pipeline)
     if limit not in (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.TRAINER):
@@ -177,7 +176,7 @@ def demand(measures: Measures, pipeline: Pipeline, limit: LiveLimit) -> tuple[fl
     current rate."""
     now = measures.rate
     allowed = ceilings(pipeline)
-    if measures.receiving < FULL:  # the model is for any machine, the measurement for this one
+    if measures.receiving < FULL:  # the model describes any machine, but the measurement is of this one
         allowed[Limit.RECEIVER] = max(allowed[Limit.RECEIVER], FULL * now / max(measures.receiving, 1e-9))
     if limit in (LiveLimit.NETWORK, LiveLimit.RECEIVER):
         return min(now, *allowed.values()), False

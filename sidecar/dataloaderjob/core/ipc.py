@@ -42,7 +42,7 @@ class Type(IntEnum):
     REFUSED = 3
     """S: JSON {"error": ...}. The connection ends."""
     OPEN = 4
-    """T: a new stream. JSON {"bundle": manifest, ...}; `awaiting`: the first ticket that is wanted."""
+    """T: a new stream. JSON {"bundle": manifest, ...}. `awaiting`: the first ticket that is wanted."""
     TICKETS = 5
     """T: any number of tickets, packed by `join_tickets`. `awaiting`: the ticket that the trainer will take next.
     `ticket`: 1 if the trainer sleeps until that ticket is ready."""
@@ -58,8 +58,7 @@ class Type(IntEnum):
     NOTE = 10
     """S: a line for the user, JSON {"text": ...}."""
     STATUS = 11
-    """T: a JSON request, which asks which feeder is late with `ticket`. S: the answer, JSON {"late": ...}. Neither of
-    them needs a pool."""
+    """T: asks which feeder is late with `ticket`. S: answers with JSON {"late": ...}. Neither of them needs a pool."""
     SNAPSHOT = 12
     """S: the state of a slot of a stream, from which it can be resumed. Payload: `frames.pack_snapshot`."""
     GIVEN_UP = 13

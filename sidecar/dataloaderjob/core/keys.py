@@ -1,5 +1,4 @@
-"""Keys by role: each process of a job holds only the keys for its own part of the job, and cannot impersonate another
-part.
+"""Keys by role. Each process of a job holds only the keys for its own part, so it cannot impersonate another part.
 
 | holder | key | permitted actions |
 |---|---|---|
@@ -12,9 +11,8 @@ part.
 
 The supervisor gives every feeder a key derived from that feeder's name, so code in one feeder cannot report on behalf
 of another. A feeder generates a random link key when it starts. It sends this key to the supervisor, `wrap`ped with the
-key of its name, and the supervisor lists it for sidecars, wrapped with their key. So code in a feeder cannot
-impersonate a sidecar, not even to another feeder. A derived key reveals nothing about the job's key or its siblings
-(HMAC-SHA256).
+key of its name. The supervisor lists it for sidecars, wrapped with their key. So code in a feeder cannot impersonate a
+sidecar, not even to another feeder. A derived key reveals nothing about the job's key or its siblings (HMAC-SHA256).
 
 Before version SINCE of the control protocol, a job had one key for all roles. Pods of such a release hold the job's
 key, and authenticate with it in the older version. Today's feeder pods do not hold it. Before version NAMED, feeders

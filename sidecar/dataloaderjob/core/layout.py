@@ -6,8 +6,8 @@
     leaf buffers    in the order of the tree, depth first, each at a multiple of 64 bytes
     values          one list of `core.values`: the plain values of the tree, to the end of the body; absent if none
 
-The first two words are the seal of a batch (`core.digests`): the digest covers every byte after it, and the identity
-stands for the ticket and keys from which the batch was made.
+The first two words are the seal of a batch (`core.digests`). The digest covers every byte after it. The identity stands
+for the ticket and the keys of the batch.
 
 The schema describes the structure, types, shapes and offsets, but no content. Therefore, the header after the seal,
 which includes the schema's digest, is the same for every batch of one kind. A decoder caches the parsed schema under
@@ -102,7 +102,7 @@ class Buffer:
     itemsize: int
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
-    """Strides in items; None for C order."""
+    """Strides in items, or None for C order."""
     flags: int
     offset: int
     nbytes: int

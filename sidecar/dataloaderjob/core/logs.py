@@ -10,7 +10,7 @@ MAX_TRACEBACK_CHARS = 32_000
 
 
 class LineFormatter(logging.Formatter):
-    """A formatter that writes a record as one line, and a traceback as indented lines below it, so that untrusted text
+    """A formatter that writes a record as one line, and a traceback as indented lines below it. So untrusted text
     cannot look like a record."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name

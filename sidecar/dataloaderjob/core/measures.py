@@ -8,9 +8,9 @@ compared only between readings of the same process, so a process that starts or 
   feeders do not look idle after a script has left its loop.
 - Once there are enough batches with the current number of feeders, earlier ones do not count.
 - The step is a median over readings, because one long step, such as at a checkpoint, is no reason for fewer feeders.
-- On CUDA, kernels are queued, so a trainer that waits for input requests the next batch as soon as it has launched a
-  step. The step then looks shorter than it is. So the last step that was measured while trainers hardly waited is kept
-  (`calm_step_s`).
+- On CUDA, kernels are queued. A trainer that waits for input requests the next batch as soon as it has launched a step.
+  The step then looks shorter than it is. So the window keeps the last step that was measured while trainers hardly
+  waited (`calm_step_s`).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ seconds."""
 CALM = 0.01
 """Share of time spent waiting below which a measured step depends on training alone."""
 PARTS = 1.6
-"""If feeders build at least this many batches for each batch taken, each of the trainer's batches consists of
+"""Ratio of batches built to batches taken. At this ratio or above, each of the trainer's batches consists of
 several."""
 _READ = ("next_calls", "wait_ns", "step_ns", "nbytes", "receiver_cpu_ns", "receiver_queued_ns")
 _LARGEST = 1e15
@@ -69,11 +69,11 @@ class Measures:
     """False while there are more or fewer live iterators than usual: between epochs, or during an evaluation."""
     nbytes: int = 0
     receiving: float = 0.0
-    """Share of time for which a receiver works, or is ready to work but has no CPU, on average."""
+    """Average share of time for which a receiver works, or is ready to work but has no CPU."""
     cpu_s: float = 0.0
     """CPU time to make a batch."""
     wall_s: float = 0.0
-    """Time for which a batch occupies its feeder; 0 until a feeder has reported a time."""
+    """Time for which a batch occupies its feeder, or 0 until a feeder has reported a time."""
     queued_s: float = 0.0
     """Part of `wall_s` during which the feeder was ready to run but had no CPU."""
     spread: float = 0.0
@@ -81,9 +81,9 @@ class Measures:
     feeders: int = 0
     """Number of feeders that serve."""
     busy: float = 0.0
-    """Share of time that feeders spend making batches, on average."""
+    """Average share of time that feeders spend making batches."""
     sending: float = 0.0
-    """Share of time during which a feeder's finished batch waits for its connection, on average."""
+    """Average share of time during which a feeder's finished batch waits for its connection."""
     slots: int = 0
     """Number of slots of iterable datasets that feeders are reading."""
 
@@ -124,7 +124,7 @@ class _Reading:
     receiver_busy_ns: int = 0
     """CPU time of receivers, plus the time during which they were ready to run but had no CPU."""
     ranks: int = 0
-    """Number of receivers, counting only sidecars with a trainer that has taken a batch since the previous reading."""
+    """Number of receivers in those sidecars whose trainers have taken a batch since the previous reading."""
     receivers: int = 0
     iterators: int = 0
     costs: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -241,7 +241,7 @@ class MeasuresWindow:
         )  # fmt: skip
 
     def _current(self) -> list[_Reading]:
-        """Returns the readings that count."""
+        """Returns the readings that count: those with the current number of feeders or, if these are too few, all."""
         readings = [r for r in self._readings if r.receivers and (r.iterators or r.calls)]
         for start in range(len(readings) - 1, 0, -1):
             if readings[start - 1].feeders != readings[-1].feeders:

@@ -28,7 +28,7 @@ class _Version(NamedTuple):
     root: str
     limit: str
     kills: str
-    """File whose lines contain a name and a number; one of the names is `oom_kill`."""
+    """File with a name and a number on each line. One of the names is `oom_kill`."""
 
 
 _VERSIONS = (
@@ -46,7 +46,7 @@ def size_text(nbytes: int) -> str:
 def memory_limit(root: Path = _ROOT) -> int:
     """Returns the bytes that this process may use: the smallest of the machine's memory and the limits of its cgroups.
 
-    A memfd that exceeds the cgroup's limit causes SIGKILL, not an error, so the limit is read before memory is touched.
+    A memfd that exceeds the cgroup's limit causes SIGKILL, not an error. So the limit is read before memory is touched.
     """
     limits = [limit for folder, version in _cgroups(root) if (limit := _limit(folder, version)) is not None]
     return min([machine_memory(root), *limits])
@@ -63,7 +63,7 @@ def machine_memory(root: Path = _ROOT) -> int:
 
 def kills(root: Path = _ROOT) -> int:
     """Returns the number of processes in this cgroup that the kernel has killed for lack of memory. If no cgroup counts
-    them, as at the root of cgroup v2, returns the number for the whole machine, or 0 if that is unknown, too."""
+    them, returns the number for the whole machine, or 0 if that is unknown, too."""
     for folder, version in _cgroups(root):
         if (found := _counter(folder / version.kills)) is not None:
             return found
@@ -106,7 +106,7 @@ class MemoryWatch:
     def __init__(self, count: Callable[[], int] = kills, clock: Callable[[], float] = time.monotonic) -> None:
         self._count, self._clock = count, clock
         self._seen = [(clock(), count())]
-        """(time, count) of each recent change. The first entry is the count before them."""
+        """(time, count) of each recent change. The first entry is the count before these changes."""
 
     def look(self) -> None:
         now, found = self._clock(), self._count()

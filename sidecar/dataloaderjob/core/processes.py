@@ -1,5 +1,4 @@
-"""Parent and child processes: the first steps after a fork, the lines of a child's output, and the back-off before a
-retry."""
+"""Parent and child processes: steps after a fork, the lines of a child's output, and the back-off before a retry."""
 
 from __future__ import annotations
 
@@ -119,7 +118,7 @@ def lead_group(pid: int) -> None:
 def end_group(pid: int) -> int:
     """Reaps a child that led a process group and has exited, and kills the remaining processes of the group. Returns
     the child's exit code."""
-    # Before the child is reaped: until then, no other process can have its pid.
+    # This comes before the child is reaped. Until then, no other process can have its pid.
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     try:
@@ -146,7 +145,7 @@ def start_time(pid: int) -> str:
 
 
 def lives(path: Path) -> bool:
-    """Returns True if the process that this file names by pid and start time is alive."""
+    """Returns True if the process whose pid and start time this file contains is alive."""
     try:
         pid, started = path.read_text().split()
     except (FileNotFoundError, ValueError):
@@ -249,8 +248,8 @@ class Lines:
 
 
 def last_word(before: str, line: str) -> str:
-    """Returns the last message of a process: `line`, or the earlier message `before` if `line` is blank or only points
-    to other output."""
+    """Returns the last message of a process. This is `line` unless `line` is blank or only points to other output. If
+    so, returns the earlier message `before`."""
     line = line.strip()
     return before if not line or (before and line.endswith(SEE_OUTPUT)) else line
 
@@ -267,8 +266,8 @@ class Backoff:
         return min(self.last_s, self.first_s * 2.0 ** min(failures - 1, 30))
 
     def spread_s(self, failures: int) -> float:
-        """Returns a random wait between half of `wait_s` and all of it, so that processes that lost the same peer do
-        not all reconnect at once."""
+        """Returns a random wait between half of `wait_s` and all of it. So processes that lost the same peer do not all
+        reconnect at once."""
         return self.wait_s(failures) * (0.5 + os.urandom(1)[0] / 510)
 
 

@@ -37,7 +37,7 @@ NO_BUNDLE = 0xFFFF
 class RowKind(IntEnum):
     BATCH = 0
     FAILED = 1
-    """next() raised an error; `digest` is the error's mark."""
+    """next() raised an error. `digest` is the error's mark."""
 
 
 class Row(NamedTuple):

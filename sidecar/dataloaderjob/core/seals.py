@@ -3,11 +3,11 @@
     head, u64 number, 16 bytes MAC; and if a payload follows, the payload, 16 bytes MAC
 
 A head is the header of a frame (`core.frames`) or the length of a message (`core.sockets`). Each direction has its own
-key, which is derived from the key of the role and from what both sides state in the handshake, including their nonces.
-Each MAC covers everything sealed in its direction so far, so a frame is valid only at one place in one connection. The
-number, which counts from 0, shows whether a frame was altered, or whether frames are missing, repeated or out of order.
+key. It is derived from the key of the role and from all statements in the handshake, including the nonces. Each MAC
+covers everything sealed in its direction so far, so a frame is valid only at one place in one connection. The number,
+which counts from 0, shows whether a frame was altered, or whether frames are missing, repeated or out of order.
 
-The head has its own MAC, because it states the length of the payload: an altered length must not make the peer wait for
+The head has its own MAC, because it states the length of the payload. An altered length must not make the peer wait for
 bytes that nobody sends. The bytes of a batch and of a blob are not sealed. A blob is named by its SHA-256 in a sealed
 message.
 
@@ -99,7 +99,7 @@ class Opener:
 
 
 class Seals(NamedTuple):
-    """Both directions of one side of a connection."""
+    """The sealer and the opener of one side of a connection."""
 
     out: Sealer
     into: Opener

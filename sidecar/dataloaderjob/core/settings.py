@@ -85,11 +85,8 @@ class RayTasks:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """A manifest's settings for one sidecar's pools, the same on one machine and on a cluster.
-
-    `DataLoaderJobSpec.loader_settings` builds them from a manifest. `SidecarSettings` adds those that depend on where
-    the sidecar runs.
-    """
+    """A manifest's settings for one sidecar's pools, the same on one machine and on a cluster. `SidecarSettings` adds
+    those that depend on where the sidecar runs."""
 
     processes: int = 1
     """Number of trainer processes that share the memory limit."""
@@ -136,8 +133,8 @@ class SidecarSettings(LoaderSettings):
     """True to admit only this user's trainers. False on a cluster, where trainers in the same group may also
     connect."""
     anyone: bool = False
-    """True to admit trainers of any user. The sidecar of an attached pod shares its folder only with the container that
-    trains, whose user and group it cannot know."""
+    """True to admit trainers of any user. The sidecar of an attached pod cannot know the user and group of the training
+    container, the only one with which it shares its folder."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     """Port of /metrics and /healthz. 0 means any free port, and None means that they are not served."""
@@ -176,8 +173,8 @@ def reads_other_releases(cls: type[T]) -> type[T]:
     dataclass is a sequence of its fields.
 
     Therefore, fields are only ever appended. A pickle from an earlier release has fewer fields, and one from a later
-    release has more. The decorator is applied to the finished class, because `dataclass` in Python 3.11.2, the version
-    in Debian 12, overwrites a `__setstate__` in the class's body.
+    release has more. The decorator is applied to the finished class, because Python 3.11.2's `dataclass` overwrites a
+    `__setstate__` in the class's body. Debian 12 has this version.
     """
 
     def set_state(self: T, state: Sequence[Any]) -> None:
@@ -199,8 +196,8 @@ class FeederSettings:
     job: str
     name: str = "feeder-0"
     session: str = ""
-    """Ray's name for the cluster that placed the feeder; empty without Ray. The supervisor treats a feeder of another
-    cluster as a guest."""
+    """Ray's name for the cluster that placed the feeder, or empty without Ray. The supervisor treats a feeder of
+    another cluster as a guest."""
     index: int = 0
     """Number in the feeder's name. User code sees it as `get_worker_info().id`."""
     num_feeders: int = 1
@@ -228,7 +225,8 @@ class FeederSettings:
     max_ungranted: int = 2
     """Maximum number of built batches kept for one receiver that has no room for them."""
     max_idle_nbytes: int = 1 << 30
-    """Total size, as shipped, up to which bundles without a session stay loaded. The last one always stays loaded."""
+    """Maximum total size, in bytes as shipped, of loaded bundles without a session. The last one always stays
+    loaded."""
     memory_field: str = ""
     """The manifest field that limits the feeder's memory. Empty if no field does."""
     lease_s: float = 0.0
@@ -367,8 +365,8 @@ def read_credentials(folder: str) -> Credentials | None:
 
 
 def read_own_key(settings: FeederSettings) -> bytes:
-    """Returns the key with which a feeder reports to the supervisor. A supervisor of an earlier release gives it no key
-    of its own, so it uses the key of all feeders. Raises InputError."""
+    """Returns the key with which a feeder reports to the supervisor. If a supervisor of an earlier release gave the
+    feeder no key, this is the key of all feeders. Raises InputError."""
     return bytes.fromhex(settings.own_key) if settings.own_key else read_key(settings.key_path)
 
 

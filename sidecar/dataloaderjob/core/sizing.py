@@ -1,8 +1,8 @@
 """The model behind the advice. From measured times, it derives a limit, a number of feeders, and a predicted rate.
 Pure.
 
-A pipeline has a step (training without waiting), batches that cost CPU and wall time, and bytes that cross a link and a
-receiver. Each of them bounds the rate. The lowest bound is the limit.
+A pipeline has three parts. Its step is training without waiting. Its batches cost CPU and wall time. Its bytes cross a
+link and a receiver. Each part bounds the rate, and the lowest bound is the limit.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 WORTH = 0.05
-"""Minimum share of a step spent waiting at which there is anything to gain."""
+"""Share of a step spent waiting below which there is nothing to gain."""
 HEADROOM, MOST_SPREAD = 0.85, 0.10
-"""Share of time for which a feeder is planned to be busy, and the largest reduction of that share if batch times
-vary."""
+"""Share of time for which a feeder is planned to be busy. MOST_SPREAD is the largest reduction of that share, for batch
+times that vary."""
 WAITS = 0.5
 """Share of a batch's wall time spent off the CPU, above which storage is the limit."""
 LINK_USE = 0.9
@@ -95,9 +95,9 @@ class Advice:
     waiting: float
     """Share of a step spent waiting for input."""
     gain: float
-    """Possible rate with `feeders`, as a multiple of the current rate; 1 if there is nothing to gain."""
+    """Possible rate with `feeders`, as a multiple of the current rate, or 1 if there is nothing to gain."""
     feeders: int
-    """Number of feeders with one CPU each that suffice; 0 if there is nothing to gain."""
+    """Number of feeders, with one CPU each, that suffice. It is 0 if there is nothing to gain."""
     limit: Limit
     """The current limit."""
     next_limit: Limit
@@ -111,7 +111,7 @@ class Advice:
 
 
 def ceilings(pipeline: Pipeline) -> dict[Limit, float]:
-    """Returns the batches per second of all ranks that each resource allows, whatever the number of feeders."""
+    """Returns the rate that each resource allows with any number of feeders, in batches per second of all ranks."""
     found = {Limit.TRAINER: pipeline.ranks / pipeline.step_s if pipeline.step_s > 0 else math.inf}
     if pipeline.link is not None and pipeline.nbytes:
         found[Limit.NETWORK] = LINK_USE * pipeline.link / pipeline.nbytes
@@ -123,13 +123,13 @@ def ceilings(pipeline: Pipeline) -> dict[Limit, float]:
 
 
 def rate(pipeline: Pipeline, feeders: int) -> float:
-    """Predicts the batches per second of all ranks with this number of feeders."""
+    """Predicts the rate with this number of feeders, in batches per second of all ranks."""
     return min(feeders / pipeline.occupied_s, in_order(pipeline, feeders), *ceilings(pipeline).values())
 
 
 def in_order(pipeline: Pipeline, feeders: int) -> float:
-    """Returns the batches per second that the default window allows. The slowest batch of a window delays those behind
-    it."""
+    """Returns the rate that the default window allows, in batches per second. The slowest batch of a window delays
+    those behind it."""
     if not pipeline.longest_s:
         return math.inf
     return pipeline.ranks * max(WINDOW, WINDOW_PER_FEEDER * feeders) / pipeline.longest_s
@@ -148,7 +148,7 @@ def maker(pipeline: Pipeline) -> Limit:
 
 
 def advise(pipeline: Pipeline, most: int | None = None) -> Advice:
-    """Returns the smallest number of feeders that removes the waiting, as far as other resources allow. `most` is the
+    """Finds the smallest number of feeders that removes the waiting, as far as other resources allow. `most` is the
     maximum number of feeders."""
     allowed = ceilings(pipeline)
     ceiling, now = min(allowed.values()), pipeline.ranks / pipeline.period_s

@@ -10,7 +10,7 @@ STEPS_APART = 2
 """Ranks that share slots advance together, always fewer than STEPS_APART steps apart."""
 STEPS_AHEAD, BATCHES_AHEAD = 4, 16
 """A shared slot may be ahead of the slowest rank by the batches of STEPS_AHEAD steps, plus BATCHES_AHEAD. A rank's
-requests may be ahead by one step less, so that no rank waits for a batch that will not be made."""
+requests may be ahead by one step less. So no rank waits for a batch that will not be made."""
 Snapshot = tuple[int, bytes]
 """(batches made, state)."""
 DATA, PICKLE = b"D", b"\x80"

@@ -1,5 +1,4 @@
-"""Addresses, stream sockets, and the JSON messages of connections outside the data path. `core.handshake` begins every
-connection, and `core.acceptor` owns the listening sockets."""
+"""Addresses, stream sockets, and the JSON messages of connections outside the data path."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ _BOOT_ID, _NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"
 
 
 def on_machine(instance: str) -> str:
-    """Returns the address at which receivers in the same network namespace reach a feeder: an abstract socket name,
-    which is not a file and disappears with the process."""
+    """Returns the address at which receivers in the same network namespace reach a feeder. It is an abstract socket
+    name, so there is no file, and it disappears with the process."""
     return f"\0dataloaderjob-feeder-{instance}"
 
 
@@ -88,7 +87,7 @@ class Connection(socket.socket):
 
     def establish(self) -> None:
         """Prepares the connection for the handshake, for example by setting up TLS. Raises BlockingIOError if a
-        non-blocking socket has to wait. Raises AuthError, OSError."""
+        non-blocking socket has to wait. Raises AuthError and OSError."""
 
     @classmethod
     def of(cls, sock: socket.socket) -> Connection:

@@ -35,8 +35,7 @@ control   c -> s  {"type": "scale", "feeders": n} | {"type": "status", "brief": 
                    a batch, so that the next attempt of a job shows why the last one ended. A brief status contains
                    only the feeders that show a problem (see `brief`)
 
-`ask` sends one of these requests to a supervisor. `Cause` is the reason why a feeder is missing. The module also
-computes rates from two readings of the counters, and shortens a failure to one line for a status.
+The module also computes rates from two readings of the counters, and shortens a failure to one line for a status.
 """
 
 from __future__ import annotations
@@ -75,8 +74,7 @@ EXIT_RAY_LOST = 4
 EXIT_LEASE_OVER = 5
 """A feeder's exit code if it had no supervisor for the duration of its lease."""
 EXIT_RAY_REFUSED = 6
-"""Exit code of a head's container if the existing Ray cluster that it should join has a different version of Ray or
-Python."""
+"""Exit code of a head's container if the existing Ray cluster has another version of Ray or Python."""
 EXITS_RAY = frozenset({EXIT_RAY_LATE, EXIT_RAY_LOST})
 COUNTERS = (
     "next_calls", "nbytes", "wait_ns", "step_ns", "retries", "hedges", "late_copies", "failures",
@@ -275,7 +273,8 @@ class Rates:
 
 
 def occupancy(pools: Iterable[Mapping[str, Any]]) -> float | None:
-    """Returns the share of these pools, or sums of pools, that is in use."""
+    """Returns the share of these pools that is in use, or None without pools. An item may be the sum of several
+    pools."""
     known = [(int(pool.get("used_nbytes", 0)), int(pool.get("pool_nbytes", 0))) for pool in pools]
     size = sum(size for _, size in known)
     return sum(used for used, _ in known) / size if size else None
@@ -283,7 +282,7 @@ def occupancy(pools: Iterable[Mapping[str, Any]]) -> float | None:
 
 def between(before: Readings, after: Readings, seconds: float) -> Rates:
     """Returns the rates of all sidecars together. A sidecar that is in only one of the readings is ignored, because the
-    part of its counters that belongs to these seconds is unknown."""
+    increase of its counters is unknown."""
     both = [name for name in after if name in before]
     rise = {
         counter: sum(max(0, after[n].get(counter, 0) - before[n].get(counter, 0)) for n in both)

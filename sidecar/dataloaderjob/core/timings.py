@@ -28,7 +28,7 @@ MOST_FILES = 256
 removed."""
 MAGIC = b"DLJTIM01"
 HEAD = struct.Struct("<8sQ")
-"""Magic, pid."""
+"""The magic number and the builder's pid."""
 SUMS = struct.Struct("<11Qd")
 """The fields of `Sums`, in the same order."""
 BUCKET = struct.Struct("<Q")
@@ -150,7 +150,7 @@ def packed(times: Times) -> dict[str, Any]:
 
 
 def unpacked(found: Mapping[str, Any]) -> Times:
-    """Returns the times from the output of `packed`. Raises ValueError, TypeError, KeyError."""
+    """Returns the times from the output of `packed`. Raises ValueError, TypeError or KeyError for anything else."""
     counts = {str(name): int(n) for name, n in found["sums"].items() if name != "squares"}
     sums = Sums(**counts)
     sums.squares = float(found["sums"]["squares"])

@@ -91,8 +91,8 @@ def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 class TlsConnection(Connection):
     """A TCP connection under TLS. One thread receives, and any thread may send.
 
-    Methods behave like a socket's. If `send` raises BlockingIOError, it has kept the bytes: call it again with the same
-    bytes, to which more may be appended.
+    Its methods behave like a socket's. If `send` raises BlockingIOError, it has kept the bytes. Call it again with the
+    same bytes. More bytes may be appended to them.
     """
 
     transport = TLS

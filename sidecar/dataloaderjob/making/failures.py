@@ -64,11 +64,11 @@ def pack_failure(exc: BaseException, *, phase: str = "", feeder: str = "") -> by
 
 
 def unpack_failure(data: bytes | memoryview) -> Exception:
-    """Rebuilds the exception, to be raised.
+    """Rebuilds the exception, so that the caller can raise it.
 
-    If this process finds the type and can build it, the result is the original exception, with a note about its origin
-    and the feeder's traceback. Otherwise it is a UserCodeError with all of that in its text. An error of the feeder
-    itself (`supervision.pack_failure`) becomes one of ours. Raises RemoteProtocolError if `data` is not a failure.
+    If this process can build the exception, its note contains the origin and the feeder's traceback. Otherwise, the
+    result is a UserCodeError with all of that in its text. An error of the feeder itself (`supervision.pack_failure`)
+    becomes an error of this package. Raises RemoteProtocolError if `data` is not a failure.
     """
     record = _parse(data)
     if isinstance(record, DataLoaderJobError):
@@ -86,8 +86,8 @@ def unpack_failure(data: bytes | memoryview) -> Exception:
 
 
 def _args_and_attributes(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments and attributes that pickle would use for the built-in class, because an OSError's file name
-    is neither in args nor in __dict__."""
+    """Returns the arguments and attributes that pickle would use for the built-in class. An OSError's file name, for
+    example, is neither in args nor in __dict__."""
     args, own = exc.args, exc.__dict__
     with contextlib.suppress(Exception):
         reduced: Any = _builtin_base(type(exc)).__reduce__(exc)
@@ -183,7 +183,7 @@ class _Record:
     details: str
     """Origin of the exception, and the traceback."""
     args: tuple[Any, ...] | None
-    """None if not all arguments are plain values."""
+    """The exception's arguments, or None if not all of them are plain values."""
     attributes: dict[str, Any]
     """Attributes that are plain values."""
 

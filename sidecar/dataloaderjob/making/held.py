@@ -2,12 +2,12 @@
 
 A transform with its own `np.random.RandomState(0)` would draw from a different copy in each process that makes samples.
 This module therefore seeds the generator for each sample, in the same way as the process's three generators (see
-`fetcher`). The seed depends on the state of the trainer's generator at iter(), on the number of earlier iterators
-(`Ticket.draws`), and on the sample's position and key. The seed does not depend on the epoch's base seed, so a
-generator that the user has seeded draws the same numbers in each run. All processes derive the same seed for a sample.
+`fetcher`). The seed depends on four things: the state of the trainer's generator at iter(), the number of earlier
+iterators (`Ticket.draws`), the sample's position and its key. It does not depend on the epoch's base seed, so a
+generator that the user has seeded draws the same numbers in each run.
 
-If `worker_init_fn` has seeded or replaced a generator, that generator's seeds depend on the epoch's base seed instead,
-because `worker_init_fn` derives its own seeds from the base seed.
+If `worker_init_fn` has seeded or replaced a generator, its seeds depend on the epoch's base seed instead.
+`worker_init_fn` derives its own seeds from that base seed, too.
 """
 
 from __future__ import annotations
@@ -295,8 +295,8 @@ def _mixed(seed: int, origin: int) -> int:
 
 
 def _mark(one: Held) -> None:
-    """Rewrites the state of a freshly seeded Mersenne Twister in a different form that yields the same numbers: the
-    next block has been generated, but no number of that block has been drawn. In torch's generator, flips a bit of the
+    """Rewrites the state of a freshly seeded Mersenne Twister in a different form that yields the same numbers. In this
+    form, the next block has been generated, but none of its numbers drawn. In torch's generator, flips a bit of the
     stored initial seed instead."""
     if isinstance(one, random.Random):
         version, words, gauss = random.Random.getstate(one)

@@ -1,7 +1,4 @@
-"""Sessions, in which a process looks to user code like a torch worker of one loader.
-
-In a feeder, builders use this module. `remaking` uses it to rebuild batches later.
-"""
+"""Sessions, in which a process looks to user code like a torch worker of one loader."""
 
 from __future__ import annotations
 
