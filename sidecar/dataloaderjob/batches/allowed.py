@@ -3,7 +3,7 @@
 The trainer does not trust feeders. With some classes, content from a feeder could run code in the trainer. So only the
 following classes are allowed:
 
-- classes of the user's own modules, if each base is the user's own, listed in this module, or abstract without content;
+- classes of the user's own modules, if each base is the user's own, is listed in this module, or is abstract and empty;
 - library classes that are listed in this module;
 - dataclasses and named tuples of libraries, if they consist only of fields;
 - library classes that opt in with `__dataloaderjob_data__ = True` in their body.

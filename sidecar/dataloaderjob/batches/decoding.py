@@ -52,7 +52,7 @@ class BodyPlan:
 
     def __init__(self, head: bytes, parsed: layout.Layout, allow_pickle: bool) -> None:
         self.head = head
-        """The header that follows the seal in each of these bodies."""
+        """The header that follows the seal in each body of this schema."""
         self.first_word, self.second_word = layout.SEAL.unpack(head)
         plain = all(map(_is_plain, parsed.buffers))
         self.leaves = _plain_maker(parsed.buffers) if plain else _any_maker(parsed.buffers)

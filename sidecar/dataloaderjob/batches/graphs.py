@@ -1,6 +1,6 @@
 """Graphs of PyTorch Geometric: `Data`, `HeteroData`, their batches, and subclasses without their own `__init__`.
 
-In PyG 2.8, the stores of a graph hold tensors and plain values in mappings, which are sent. The trainer fills a graph
+A graph is sent as the contents of its stores, which hold tensors and plain values (PyG 2.8). The trainer fills a graph
 without calling setters, so no code chosen by a feeder runs. PyG creates the class of a batch at run time, so the class
 of the batch's graphs is sent by name instead. This module looks up PyG in `sys.modules` and never imports it.
 """

@@ -33,9 +33,9 @@ from dataloaderjob.core.measures import Measures
 from dataloaderjob.core.sizing import HEADROOM, needed
 
 EVERY_S = 10.0
-"""Interval between two steps of the policy."""
+"""Seconds between two steps of the policy."""
 UP, DOWN = 1.1, 0.85
-"""Multiples of the current number. While N* is between them, nothing changes."""
+"""Multiples of the current number of feeders. While N* is between them, nothing changes."""
 WAITS, SURE = 0.02, 0.2
 """Shares of the time that training waits. Above WAITS, training counts as waiting. At SURE or more, one measurement is
 enough for a step up."""
@@ -48,7 +48,7 @@ DOWN_MOST = 0.5
 PENDING_S = 60.0
 """Seconds after which feeders that have not started are no longer expected to start soon."""
 SETTLE_S = 15.0
-"""Seconds after a change before rates count. `Measures.rate` covers this time span."""
+"""Seconds that must pass after a change before rates count. `Measures.rate` covers this time span."""
 GAINED = 0.5
 """Share of the predicted gain below which a step up has failed."""
 DEARER = 1.1

@@ -213,7 +213,7 @@ class BlobStore:
         return sizes
 
     def touch(self, bundle: Bundle) -> None:
-        """Marks the bundle's blobs as used now."""
+        """Marks the bundle's blobs as just used."""
         for digest, _ in bundle.blobs:
             with contextlib.suppress(OSError):
                 os.utime(self.path(digest))
@@ -286,7 +286,7 @@ class BlobStore:
             raise
 
     def _is_open(self) -> bool:
-        """Checks whether the folder's owner shares it with processes of other users."""
+        """Returns True if the folder's owner shares it with processes of other users."""
         return bool(self.folder.stat().st_mode & stat.S_IWOTH)
 
     @contextlib.contextmanager

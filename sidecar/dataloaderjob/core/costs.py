@@ -106,7 +106,7 @@ class CostClock:
 
 
 class FeederCosts:
-    """The sums of one feeder."""
+    """The summed costs of one feeder."""
 
     __slots__ = ("_sums", "slots")
 

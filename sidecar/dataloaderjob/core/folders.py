@@ -180,7 +180,8 @@ def room(path: Path, error: type[DataLoaderJobError]) -> Iterator[None]:
 
 
 def _wrong(found: os.stat_result) -> str | None:
-    """Describes what a path is, if it is not a folder that only this user may write to. Returns None otherwise."""
+    """Checks that a path is a folder that only this user may write to. Returns what it is instead, or None if it is
+    one."""
     if stat.S_ISLNK(found.st_mode):
         return f"a symbolic link of user {found.st_uid}"
     if not stat.S_ISDIR(found.st_mode):

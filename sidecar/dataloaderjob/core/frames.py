@@ -163,7 +163,7 @@ class Flag(IntEnum):
 
 
 SINCE = ", since "
-"""Precedes the time in a NOTE about a feeder's unfinished work."""
+"""Text that precedes the time in a NOTE about a feeder's unfinished work."""
 FROM_RECEIVER = frozenset(
     {
         FrameKind.TICKET,
@@ -223,8 +223,8 @@ def pack_header(
 def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[FrameKind]) -> Header:
     """Checks and decodes the first 64 bytes of `data`.
 
-    Raises RemoteProtocolError, before anything is allocated, if the header is corrupt or its kind or length is not
-    allowed.
+    Raises RemoteProtocolError, before anything is allocated, if the header is corrupt, is of another version, or has a
+    kind or length that is not allowed.
     """
     magic, version, kind, flags, load, stream, ticket, bundle, nbytes, room, check = HEADER.unpack_from(data)
     if magic != MAGIC or zlib.crc32(memoryview(data)[: _HEAD.size]) != check:

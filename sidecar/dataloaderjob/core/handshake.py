@@ -70,7 +70,7 @@ SEALED = 5
 BOUND = 6
 """Version of the control protocol from which both sides state their transport."""
 TRANSPORT = "transport"
-"""The fact in which a side states its transport."""
+"""Key of the fact in which a side states its transport."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ class Versions:
     oldest: int
     newest: int
     remedy: str
-    """The advice to the user if a peer speaks none of them."""
+    """The advice to the user if a peer speaks none of these versions."""
     sealed: int = SEALED
     """The version from which connections have seals."""
     bound: int = BOUND

@@ -44,7 +44,7 @@ class LiveLimit(StrEnum):
     ORDER = "order"
     """None of the above: individual batches are late, or the loop restarts often."""
     TRAINER = "trainer"
-    """Training itself: it does not wait."""
+    """Training itself, which does not wait."""
 
 
 BY_NUMBER = (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.SLOTS)

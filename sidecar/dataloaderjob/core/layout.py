@@ -117,7 +117,7 @@ class Node:
     """Number of the value, of the leaf buffer or of the MADE object."""
     cls: ClassName | None = None
     way: str = ""
-    """The way in which a MADE node is created."""
+    """Name of the carrier that creates a MADE node (`batches.objects`)."""
     keys: tuple[Any, ...] = ()
     """Keys of a dict, names of a dataclass's fields, or names of attributes."""
     children: tuple[Node, ...] = ()

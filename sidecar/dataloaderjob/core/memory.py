@@ -21,7 +21,7 @@ free exits seconds later."""
 
 
 class _Version(NamedTuple):
-    """The files of one version of cgroups."""
+    """Names of the files of one version of cgroups."""
 
     controller: str
     """The controller's name in /proc/self/cgroup."""

@@ -248,8 +248,8 @@ class Lines:
 
 
 def last_word(before: str, line: str) -> str:
-    """Returns the last message of a process. This is `line` unless `line` is blank or only points to other output. If
-    so, returns the earlier message `before`."""
+    """Returns the last message of a process. This is `line`, unless it is blank or only points to other output. In that
+    case, it is the earlier message `before`."""
     line = line.strip()
     return before if not line or (before and line.endswith(SEE_OUTPUT)) else line
 

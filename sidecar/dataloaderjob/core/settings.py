@@ -133,8 +133,8 @@ class SidecarSettings(LoaderSettings):
     """True to admit only this user's trainers. False on a cluster, where trainers in the same group may also
     connect."""
     anyone: bool = False
-    """True to admit trainers of any user. The sidecar of an attached pod cannot know the user and group of the training
-    container, the only one with which it shares its folder."""
+    """True to admit trainers of any user, as in an attached pod. There, the sidecar cannot know the trainer's user and
+    group, but it shares its folder only with the trainer's container."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
     """Port of /metrics and /healthz. 0 means any free port, and None means that they are not served."""

@@ -101,7 +101,7 @@ class Advice:
     limit: Limit
     """The current limit."""
     next_limit: Limit
-    """The limit with `feeders`."""
+    """The limit once there are `feeders` feeders."""
     cpus: float
     """CPUs that these feeders keep busy."""
     link: float

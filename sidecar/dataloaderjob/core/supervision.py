@@ -64,7 +64,7 @@ if TYPE_CHECKING:
 MAX_FEEDERS = 4096
 """Maximum number of feeders that a supervisor keeps for one job."""
 MAX_REQUEST_NBYTES = 64 * 1024
-"""Maximum size of a message that reports or requests something."""
+"""Maximum size, in bytes, of a request or a report."""
 MAX_OF_FEEDERS = 1024
 """Maximum number of connections with the feeders' key from one address. Each has a thread."""
 EXIT_RAY_LATE = 3
@@ -85,7 +85,7 @@ READ = (*COUNTERS, "used_nbytes", "pool_nbytes")
 OF_RANK = ("next_calls", "wait_ns", "step_ns", "nbytes", "ready")
 """Metrics that a sidecar reports for each of its ranks, in this order."""
 Readings = Mapping[str, Mapping[str, int]]
-"""Metrics by sidecar."""
+"""Each sidecar's metrics, by the sidecar's name."""
 FIELDS = ("feeder", "reason", "text")
 MAX_TEXT = 400
 MAX_NAME = 253

@@ -60,11 +60,11 @@ def preamble(more: dict[str, str]) -> bytes:
 
 
 PREAMBLE = preamble({})
-"""The first message of a release without challenges."""
+"""The first message of a port under TLS in a release without challenges."""
 
 
 def new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
-    """Returns a context without certificates, which verifies the peer."""
+    """Returns a context that verifies the peer, but has no certificates yet."""
     made = ssl.SSLContext(protocol)
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.verify_mode = ssl.CERT_REQUIRED
@@ -135,7 +135,7 @@ class TlsConnection(Connection):
     _starved = False
     """True if the bytes that have been read contain no complete record."""
     _received = 0
-    """Encrypted bytes received before the peer was verified."""
+    """Number of encrypted bytes that were received before the peer was verified."""
     patience_s = float("inf")
     """Maximum total time that a call with MSG_WAITALL waits while bytes arrive. Between two arrivals, the socket's own
     timeout applies."""

@@ -144,8 +144,8 @@ def _traceback(exc: BaseException) -> str:
 
 
 def _may_lack_set_up(exc: BaseException) -> bool:
-    """Returns True if the error may be due to a library that only the script has set up. Examples are the errors for
-    `np.float` and for a truncated image."""
+    """Returns True if the error may be due to a library that only the script has set up, such as a missing
+    `np.float`."""
     if isinstance(exc, DataLoaderJobError):
         return False
     if isinstance(exc, AttributeError):
