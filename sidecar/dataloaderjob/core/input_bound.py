@@ -1,5 +1,5 @@
-"""The verdict on a live job, derived from its measures: how long it waits for input, for which resource, and how many
-feeders it needs. Pure.
+"""The verdict on a live job, derived from its measures: its wait for input, its bottleneck, and the feeders that it
+needs. Pure.
 
 `core.sizing` predicts a bottleneck. This module finds the current one in the measures. It is the receiver, the feeders
 or the connections, if one of these is busy. If none is busy, changing the number of feeders does not help.

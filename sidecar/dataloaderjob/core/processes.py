@@ -68,8 +68,8 @@ def default_signals() -> None:
 
 
 def close_all_but(keep: set[int]) -> None:
-    """Closes all file descriptors except `keep` and the standard ones. Others may be listeners, connections or other
-    children's channels."""
+    """Closes all file descriptors except `keep` and the standard ones. This closes listeners, connections and the
+    channels of other children."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd > 2 and fd not in keep:

@@ -28,7 +28,7 @@ _BOOT_ID, _NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"
 
 def on_machine(instance: str) -> str:
     """Returns the address at which receivers in the same network namespace reach a feeder. It is an abstract socket
-    name, so there is no file, and it disappears with the process."""
+    name, which is not a file and disappears with the process."""
     return f"\0dataloaderjob-feeder-{instance}"
 
 
