@@ -136,8 +136,7 @@ def remembered(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def find(module: str, qualname: str) -> type:
-    """Returns the class `qualname` of an imported module. Raises UnsupportedBatch, with advice, if there is no such
-    class."""
+    """Returns the class `qualname` of an imported module. Raises UnsupportedBatch if there is no such class."""
     own = sys.modules.get(module)
     found = _MISSING
     if isinstance(own, types.ModuleType):

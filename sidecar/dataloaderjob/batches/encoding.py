@@ -1,7 +1,5 @@
 """Encoding of a batch tree into bytes: a single walk of the tree writes the schema and collects views of the leaves.
 
-`core.layout` defines the format, `decoding` is the inverse, and `objects` decomposes objects.
-
 A tensor, array or object that occurs twice in a batch is still a single object when it arrives, as in torch. Two views
 of the same storage become two tensors with separate storages.
 """

@@ -24,7 +24,7 @@ ordering on the same word. On x86, each is a LOCK-prefixed instruction. In ARM's
 acquire orders everything before the pair against everything after it. A fence takes 0.3 µs.
 
 With membarrier(2), only the side that is about to sleep would pay. On a virtual machine, that side paid 45 to 170 µs,
-or 1.5 µs while the other CPUs were idle. The entire hand-off of a batch takes less than that.
+or 1.5 µs while the other CPUs were idle.
 """
 
 from __future__ import annotations

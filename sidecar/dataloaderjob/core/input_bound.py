@@ -93,7 +93,7 @@ class InputVerdict:
 
     def column(self, number: int, current: int) -> str:
         """Returns the word, and the recommended number if it differs from the current one, such as `feeders 12` or
-        `ok`. Callers may pass numbers of feeders or of pods."""
+        `ok`."""
         return self.word if number == current else f"{self.word} {number}"
 
     def sentence(self, number: int | None = None, current: int | None = None, unit: str = "feeders") -> str:

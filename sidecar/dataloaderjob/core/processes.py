@@ -68,8 +68,7 @@ def default_signals() -> None:
 
 
 def close_all_but(keep: set[int]) -> None:
-    """Closes all file descriptors except `keep` and the standard ones. This closes listeners, connections and the
-    channels of other children."""
+    """Closes all file descriptors except `keep` and the standard ones."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd > 2 and fd not in keep:
