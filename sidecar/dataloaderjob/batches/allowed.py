@@ -1,17 +1,17 @@
-"""The classes whose objects a batch may carry without a pickle. Feeder and trainer apply the same rules.
+"""The classes whose objects a batch may carry without a pickle. The feeder and the trainer apply the same rules.
 
-The trainer does not trust feeders. Some classes act on their content, so content that a feeder has chosen could run
-code in the trainer. Only the following classes are allowed:
+The trainer does not trust feeders. With some classes, content from a feeder could run code in the trainer. So only the
+following classes are allowed:
 
-- classes of the user's own modules, if each base is the user's own, listed in this module, or abstract without content;
+- classes of the user's own modules, if each base is the user's own, is listed in this module, or is abstract and empty;
 - library classes that are listed in this module;
 - dataclasses and named tuples of libraries, if they consist only of fields;
 - library classes that opt in with `__dataloaderjob_data__ = True` in their body.
 
-No class with a `__del__` is allowed, because nobody calls that.
+A class with a `__del__` is never allowed, because Python would run it on content from a feeder.
 
-A class is looked up without running any code: in modules that are imported, by their own names. So a name can neither
-import a module nor call a module's `__getattr__`, a metaclass or a descriptor.
+The lookup of a class runs no code. It reads the `__dict__` of modules that are already imported, and of their classes.
+It calls no module's `__getattr__`, no metaclass and no descriptor.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from dataloaderjob.shipping import user_code
 from dataloaderjob.shipping.modules import MAINS, is_installed, is_ours
 
 CONSENT = "__dataloaderjob_data__"
-"""Name that a class's author sets in the class body to allow batches to carry its objects."""
+"""Attribute that a class sets to True in its body to let batches carry its objects."""
 _MODULE_DICT: Any = vars(types.ModuleType)["__dict__"]
 _CLASS_DICT: Any = vars(type)["__dict__"]
 _CLASS_MRO: Any = vars(type)["__mro__"]
@@ -81,14 +81,14 @@ _NAMED = frozenset(
         *_of("typing_extensions", "Protocol"), *_of("dataloaderjob.collate", "RaggedBytes"),
     ]
 )  # fmt: skip
-"""Library classes with objects that are only data, and the bases of these classes."""
+"""Library classes whose objects are only data, and the bases of these classes."""
 _ABSTRACT: frozenset[Any] = frozenset(
     {
         object, typing.Generic, typing.Protocol, abc.ABC,
         *(vars(collections.abc)[name] for name in collections.abc.__all__),
     }
 )  # fmt: skip
-"""Bases without content."""
+"""Base classes that add no content to an object."""
 _PLAIN_FACTORIES: frozenset[Any] = frozenset(
     {
         int, float, complex, bool, str, bytes, bytearray, list, tuple, dict, set, frozenset,
@@ -110,12 +110,13 @@ _GENERATED = frozenset(
 )  # fmt: skip
 """Names that `@dataclass`, `namedtuple`, `copyreg` and the interpreter put into a class."""
 _allowed: dict[int, tuple[weakref.ref[type], set[int]]] = {}
-"""Classes that were allowed before, by id, each with the ids of the foundations for which it was allowed."""
+"""Cache of `is_allowed`. The key is the id of an allowed class. The value is the class and the ids of the foundations
+for which it is allowed."""
 
 
 def remembered(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Wraps a rule so that it is evaluated only once for each class that it allows. Classes are identified by id,
-    because hashing a class may run code of the class's metaclass."""
+    """Wraps a rule in a cache of the classes that it allows. The cache's keys are ids, because hashing a class may run
+    code of its metaclass."""
     known: dict[int, weakref.ref[type]] = {}
 
     @functools.wraps(rule)
@@ -135,8 +136,7 @@ def remembered(rule: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 
 def find(module: str, qualname: str) -> type:
-    """Returns the class with this name in an imported module. Raises UnsupportedBatch, with advice, if it cannot be
-    found."""
+    """Returns the class `qualname` of an imported module. Raises UnsupportedBatch if there is no such class."""
     own = sys.modules.get(module)
     found = _MISSING
     if isinstance(own, types.ModuleType):
@@ -171,8 +171,7 @@ def mro(cls: type) -> tuple[type, ...]:
 
 
 def static(cls: type, name: str) -> Any:
-    """Returns the raw attribute with this name from a class, or from the first of its bases that has the attribute.
-    Returns None if none has it."""
+    """Looks up an attribute in a class and its bases without calling descriptors. Returns None if it is not found."""
     for base in mro(cls):
         own = _CLASS_DICT.__get__(base)
         if name in own:
@@ -181,7 +180,7 @@ def static(cls: type, name: str) -> Any:
 
 
 def own_names(cls: type) -> Mapping[str, Any]:
-    """Returns the names in a class's body with their values, without running code of its metaclass."""
+    """Returns a class's own `__dict__`, without running code of its metaclass."""
     found: Mapping[str, Any] = _CLASS_DICT.__get__(cls)
     return found
 
@@ -190,7 +189,8 @@ def own_names(cls: type) -> Mapping[str, Any]:
 
 
 def is_allowed(cls: type, foundation: type = object) -> bool:
-    """Returns True if a batch may carry objects of `cls` that consist of a `foundation` object and attributes."""
+    """Returns True if a batch may carry objects of `cls`. They consist of an object of the class `foundation`, such as
+    dict, and of attributes."""
     known = _allowed.get(id(cls))
     if known is not None and id(foundation) in known[1] and known[0]() is cls:
         return True
@@ -206,8 +206,8 @@ def is_allowed(cls: type, foundation: type = object) -> bool:
 
 
 def why_not(cls: type, foundation: type = object) -> str:
-    """Returns the reason why `cls` is not allowed, for a message that names the class. Returns an empty string if the
-    class is allowed."""
+    """Returns the reason why `cls` is not allowed, as text that follows the class's name in a message. Returns an empty
+    string if the class is allowed."""
     if is_allowed(cls, foundation):
         return ""
     if not (_is_ordinary(cls) and _is_trusted(cls)):
@@ -227,8 +227,8 @@ def is_allowed_record(cls: type) -> bool:
 
 
 def is_record(cls: type) -> bool:
-    """Returns True for a dataclass or a named tuple that has only fields: neither the class nor its bases have methods
-    or properties."""
+    """Returns True for a dataclass or a named tuple that has only fields. Neither it nor its bases have methods or
+    properties."""
     if not all(map(_is_ordinary, mro(cls))):
         return False
     bases = [base for base in mro(cls) if base not in _ABSTRACT and base is not tuple]
@@ -244,13 +244,13 @@ def is_factory(cls: type) -> bool:
 
 
 def is_abstract_or_users(cls: type) -> bool:
-    """Returns True for a base that adds no library code: one of the user's own classes, or an abstract class without
-    content."""
+    """Returns True for a base that adds no library code. It is one of the user's own classes, or an abstract class
+    without content."""
     return _is_ordinary(cls) and (cls in _ABSTRACT or is_users(cls))
 
 
 def is_named(cls: type) -> bool:
-    """Returns True for a library class with objects that are known to be only data."""
+    """Returns True for a library class that this module lists as pure data."""
     name = full_name(cls)
     if name not in _NAMED:
         return False
@@ -265,7 +265,7 @@ def full_name(cls: type) -> str:
 
 
 def is_users(cls: type) -> bool:
-    """Returns True if a class belongs to a user's module rather than an installed one. The check does not load lazy
+    """Returns True if a class belongs to a user's module rather than to an installed one. Does not load lazy
     modules."""
     name = _CLASS_MODULE.__get__(cls)
     if name in MAINS or (_is_ordinary(cls) and user_code.is_by_value(cls)):

@@ -1,7 +1,7 @@
 """Decoding of bytes into a batch tree, without a copy: tensors and arrays are views of the body.
 
-A schema is analyzed once and cached under the header, which contains the schema's digest. Decoding a batch with a known
-schema takes one numpy view and one torch view per leaf. See also `core.layout` and `encoding`.
+Each schema is analyzed once and cached. With a cached schema, decoding takes one numpy view and one torch view per
+leaf.
 """
 
 from __future__ import annotations
@@ -31,15 +31,14 @@ Maker = Callable[[Body], Any]
 Builder = Callable[[list[Any]], Any]
 
 _MAX_SCHEMAS = 256
-"""Maximum number of schemas in the cache of one decoder. Each ragged batch adds a schema, which takes a few KB once it
-is analyzed."""
+"""Maximum number of schemas in a decoder's cache. Each ragged batch adds a schema, which takes a few KB."""
 _MAX_KEY_NBYTES = 1 << 20
 
 _HEAD_AT = layout.SEAL.size
 _HEAD_END = layout.HEADER.size
 _read_words: Callable[[Memory, int], tuple[int, ...]] = struct.Struct("<4Q").unpack_from
-"""Reads a body's first 32 bytes as four words: the body's digest, the batch's identity, the version and length of the
-schema, and the schema's digest."""
+"""Reads the first 32 bytes of a body as four words: its digest, the batch's identity, the schema's version and length,
+and the schema's digest."""
 _ndarray: Callable[..., np.ndarray[Any, Any]] = np.ndarray
 _from_numpy = torch.from_numpy
 
@@ -53,17 +52,17 @@ class BodyPlan:
 
     def __init__(self, head: bytes, parsed: layout.Layout, allow_pickle: bool) -> None:
         self.head = head
-        """The header that follows the seal in each of these bodies."""
+        """The header that follows the seal in each body of this schema."""
         self.first_word, self.second_word = layout.SEAL.unpack(head)
         plain = all(map(_is_plain, parsed.buffers))
         self.leaves = _plain_maker(parsed.buffers) if plain else _any_maker(parsed.buffers)
-        """A function that returns the leaves with buffers, given the array of a body."""
+        """A function that takes a body and returns its leaves that have buffers."""
         self._build = _Builders(parsed, allow_pickle=allow_pickle).node(parsed.root)
         self._num_values = parsed.num_values
         self._made: list[Any] = [None] * parsed.num_made
         self._values_offset = parsed.values_offset
         self.nbytes = -1 if self._num_values else self._values_offset
-        """Number of bytes of each body, or -1 if values of variable length follow."""
+        """Size of each body in bytes, or -1 if bodies end with values of variable length."""
 
     def check(self, nbytes: int) -> None:
         """Raises RemoteProtocolError if a body of `nbytes` bytes cannot have this schema."""
@@ -101,12 +100,11 @@ class Decoder:
         """Digest of the last body that was passed to `plan`."""
 
     def decode(self, base: Body) -> Any:
-        """Returns the batch that a body encodes. `base` covers exactly that body. Every tensor and array is a view of
-        the body.
+        """Returns the batch that the body `base` encodes. Its tensors and arrays are views of the body and keep it
+        alive.
 
-        Each tensor has its own storage, which covers exactly the tensor's bytes, and keeps `base` alive. Raises
-        RemoteProtocolError if the body is invalid, and UnsupportedBatch if this process lacks a class that the batch
-        needs.
+        Each tensor has its own storage, which covers exactly the tensor's bytes. Raises RemoteProtocolError if the body
+        is invalid, and UnsupportedBatch if this process lacks a class that the batch needs.
         """
         plan = self.plan(base.data, 0, len(base))
         return plan.batch(base)
@@ -133,8 +131,8 @@ class Decoder:
         return plan
 
     def _prepare(self, start: bytes, memory: Memory, at: int, nbytes: int) -> BodyPlan:
-        """Analyzes a new schema, and creates its leaves once as a test, so that only the lengths of later bodies must
-        be checked. Returns the plan."""
+        """Analyzes a new schema and returns its plan. Creates the leaves once, as a test. For later bodies, it is then
+        enough to check the size."""
         key = bytes(memory[at : at + min(layout.key_nbytes(start), nbytes)])
         plan = BodyPlan(start[_HEAD_AT:], layout.parse(key), self._allow_pickle)
         plan.check(nbytes)
@@ -216,10 +214,10 @@ def _array_maker(buffer: Buffer) -> Maker:
 
 
 class _Builders:
-    """A factory that creates, for each node, a function that builds the node's part of the tree.
+    """A factory of functions, one for each node. Each function builds its node's part of the tree.
 
-    Each function receives the list of all leaves: first the leaves with buffers, then the values, then the objects
-    built so far. Later nodes can refer to these objects.
+    It receives a single list: the leaves with buffers, then the values, then the objects built so far. Later nodes can
+    refer to these objects.
     """
 
     def __init__(self, parsed: layout.Layout, *, allow_pickle: bool) -> None:
@@ -244,8 +242,8 @@ class _Builders:
         return self.num_buffers + node.index if node.kind is NodeKind.VALUE else None
 
     def _items(self, children: tuple[Node, ...]) -> Builder:
-        """Returns a function that builds the list of children. If the children are adjacent leaves, which is the usual
-        case, the function takes a single slice."""
+        """Returns a function that builds the list of children. If the children are adjacent leaves, as usual, the
+        function returns a slice of the leaves."""
         places = [self._leaf(child) for child in children]
         first = places[0] if places else 0
         if first is not None and places == list(range(first, first + len(places))):
@@ -304,7 +302,7 @@ class _Builders:
 
 
 def _may_have_attributes(node: Node) -> bool:
-    """Returns True if attributes may be set on the object that is built from the node. On an object with its own state,
+    """Returns True if the object that is built from the node may get attributes. On an object with its own state,
     attributes could cause code to run."""
     if node.kind is NodeKind.MAPPING or (node.kind is NodeKind.MADE and node.way == "mapping"):
         return node.cls is not None and objects.takes_attributes(allowed.find(*node.cls))
@@ -314,8 +312,8 @@ def _may_have_attributes(node: Node) -> bool:
 
 
 def _class(node: Node, is_one: Callable[[Any], object], what: str) -> Any:
-    """Returns the class of a node. Raises RemoteProtocolError if `is_one` rejects the class; `what` describes it in the
-    error."""
+    """Returns the class of a node. Raises RemoteProtocolError if `is_one` rejects the class. The error says that the
+    class is `what`."""
     if node.cls is None:
         raise RemoteProtocolError(f"a {node.kind.name} without a class")
     cls = allowed.find(*node.cls)

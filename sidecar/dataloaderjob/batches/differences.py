@@ -1,7 +1,6 @@
-"""The first difference between two batches, as a path to a leaf and to an element of that leaf, such as
-`[0]['image'][3, 1]`.
+"""The first difference between two batches, reported as the path of an element, such as `[0]['image'][3, 1]`.
 
-Bodies are compared, because their bytes are what the digests cover. The comparison needs none of the user's classes and
+The encoded bodies are compared, because digests cover their bytes. The comparison needs none of the user's classes and
 runs none of the user's code.
 """
 
@@ -129,7 +128,7 @@ def _children(node: Node) -> Iterator[tuple[str, Node]]:
 
 
 def _element(buffer: Buffer, item: int) -> tuple[int, ...]:
-    """Returns the indices, in the buffer's array, of the item at this position in memory."""
+    """Converts an item's position in memory to its indices in the buffer's array."""
     if buffer.strides is None:
         return tuple(int(i) for i in np.unravel_index(item, buffer.shape))
     found = [0] * len(buffer.shape)

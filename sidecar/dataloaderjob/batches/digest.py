@@ -1,5 +1,4 @@
-"""Digests of a batch tree: the digest that the batch has when it is sent to a trainer, and a digest for comparing
-different loaders.
+"""Digests of a batch tree: one that the batch has when it is sent to a trainer, and one for comparing loaders.
 
 The second digest is canonical. It covers the structure, classes, keys and attributes, and the dtype, shape and bytes of
 every leaf. NaNs with equal bytes are therefore equal, but 0.0 and -0.0 differ. The digest does not cover strides,
@@ -24,14 +23,14 @@ from dataloaderjob.core.consumption import error_mark, fold
 
 
 def batch_digest(batch: Any, identity: int, *, allow_pickle: bool) -> int:
-    """Returns the digest that a feeder would send with a batch, or the mark of the error if no feeder could send the
-    batch."""
+    """Returns the digest that a feeder would send with a batch. If no feeder could send it, returns the `error_mark` of
+    the error instead."""
     return batch_digests(batch, identity, allow_pickle=allow_pickle)[0]
 
 
 def batch_digests(batch: Any, identity: int, *, allow_pickle: bool) -> tuple[int, int]:
-    """Returns the result of `batch_digest`, and a digest that differs between batches even if no feeder could send
-    them."""
+    """Returns the result of `batch_digest`, and a second digest. The two are equal unless no feeder could send the
+    batch. In that case, the second also covers `identity`, so that it differs between batches."""
     try:
         encoded = encode(batch, allow_pickle=allow_pickle)
     except Exception as exc:  # encoding calls user code for the states of its objects
@@ -48,7 +47,7 @@ class Hasher(Protocol):
 
 
 def digest_update(hasher: Hasher, batch: Any) -> None:
-    """Feeds a batch to a hash. Objects that need `allow_pickle` are hashed as their pickle."""
+    """Feeds a batch to a hash. Objects that need `allow_pickle` are pickled, and the pickle is hashed."""
     _Walk(hasher.update).item(batch)
 
 
@@ -60,7 +59,7 @@ class _Walk:
 
     def item(self, item: Any) -> None:
         if type(item) in values.SCALARS:
-            # Text never starts with a zero byte, while a value may start with any other byte.
+            # A zero byte marks a value. The text that describes other items never starts with one.
             self.update(b"\0" + values.pack(item))
         elif type(item) in (torch.Tensor, torch.nn.Parameter) and _is_block(item):
             _tensor(self.update, item)
@@ -161,6 +160,6 @@ def _array(update: Callable[[Any], None], a: np.ndarray[Any, Any] | np.generic) 
 
 
 def _bytes(update: Callable[[Any], None], a: np.ndarray[Any, Any]) -> None:
-    """Feeds the bytes of `a`, which is in C order."""
+    """Feeds the bytes of `a`, which must be in C order."""
     if a.nbytes:
         update(a.reshape(-1).view(special.BYTE).data)

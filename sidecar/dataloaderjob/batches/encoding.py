@@ -1,7 +1,5 @@
 """Encoding of a batch tree into bytes: a single walk of the tree writes the schema and collects views of the leaves.
 
-`core.layout` defines the format, `decoding` is the inverse, and `objects` decomposes objects.
-
 A tensor, array or object that occurs twice in a batch is still a single object when it arrives, as in torch. Two views
 of the same storage become two tensors with separate storages.
 """
@@ -30,9 +28,9 @@ BufferPart = bytes | memoryview
 Schema = tuple[Any, ...]
 _ZEROS = bytes(layout.ALIGNMENT)
 _MAX_STEPS = 20
-"""Maximum number of steps of a leaf's path that a message contains."""
+"""Maximum number of steps of a leaf's path in a message."""
 _SMALL_NBYTES = 4096
-"""Adjacent parts below this size, in bytes, are joined, because copying 4 KiB takes less time than a separate iovec."""
+"""Size in bytes below which adjacent parts are joined. Copying 4 KiB takes less time than a separate iovec."""
 _KEYS = "numbers, strings, bytes and tuples of these"
 _SAME = int(NodeKind.SAME)
 _SEQUENCES: dict[type, NodeKind] = {
@@ -49,7 +47,7 @@ class EncodedBatch:
 
     nbytes: int
     buffers: list[BufferPart]
-    """One-dimensional buffers of bytes, none of them empty, `nbytes` in total."""
+    """Non-empty, one-dimensional buffers, `nbytes` bytes in total."""
 
 
 def encode(batch: Any, *, allow_pickle: bool) -> EncodedBatch:
@@ -146,8 +144,7 @@ class _Encoder:
         return _HANDLERS.get(kind, _Encoder._other)(self, item, depth)
 
     def value(self, item: Any) -> Schema:
-        """Adds a whole tree of plain values and returns its schema. The values may change from batch to batch without
-        changing the schema."""
+        """Adds a whole tree of plain values and returns its schema. The schema does not depend on the values."""
         self.values.append(item)
         return layout.node(NodeKind.VALUE, len(self.values) - 1)
 
@@ -166,8 +163,8 @@ class _Encoder:
     def children(
         self, items: Iterable[Any], depth: int, label: Callable[[int], str], *, plain: bool = False
     ) -> tuple[Schema, ...] | None:
-        """Returns the schemas of the children. Returns None if all children are plain values and `plain` allows the
-        parent to be a plain value as well."""
+        """Returns the schemas of the children. If all children are plain values, and the parent may be one too
+        (`plain`), returns None."""
         items = list(items)
         found: list[Schema | None] = []
         try:
@@ -359,7 +356,7 @@ class _Encoder:
                 del refused.path[-1:]  # an index into the content is not an index into the object
             raise
         if objects.CARRIERS[way].shared:
-            # Before the object's attributes, which may refer back to the object.
+            # This comes before the object's attributes, because they may refer back to the object.
             self.seen[id(item)] = layout.node(NodeKind.AGAIN, self.num_made), item
         return self._attributes(self._made(way, cls, child), attributes, depth)
 
@@ -382,8 +379,7 @@ class _Encoder:
             raise
 
     def _other(self, item: Any, depth: int) -> Schema | None:
-        """Encodes an item with a type that no table lists: an object of a subclass, or an object that must be
-        refused."""
+        """Encodes an item whose type `_HANDLERS` does not list, such as an object of a subclass."""
         if isinstance(item, np.generic):
             return self._scalar(item)
         if isinstance(item, np.memmap):
@@ -412,7 +408,7 @@ def is_class_of_items(cls: type) -> bool:
 
 
 class _LeafPickler(pickle.Pickler):
-    """A pickler of one leaf in a feeder. It pickles classes by name, even if the feeder received a class by value."""
+    """A pickler of one leaf in a feeder. It pickles classes by name, even those that the feeder received by value."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, type) and obj.__module__ != "builtins" and "<locals>" not in obj.__qualname__:

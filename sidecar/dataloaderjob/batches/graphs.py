@@ -1,6 +1,6 @@
 """Graphs of PyTorch Geometric: `Data`, `HeteroData`, their batches, and subclasses without their own `__init__`.
 
-A graph is sent as the mappings of its stores, which hold tensors and plain values (PyG 2.8). The trainer fills a graph
+A graph is sent as the contents of its stores, which hold tensors and plain values (PyG 2.8). The trainer fills a graph
 without calling setters, so no code chosen by a feeder runs. PyG creates the class of a batch at run time, so the class
 of the batch's graphs is sent by name instead. This module looks up PyG in `sys.modules` and never imports it.
 """
@@ -14,7 +14,7 @@ from dataloaderjob.batches import allowed
 from dataloaderjob.batches.special import Carrier, StaysError, exactly
 
 _PRIVATE = frozenset({"_num_graphs", "_slice_dict", "_inc_dict", "_num_nodes"})
-"""Attributes that PyG keeps outside a store's mapping. They belong to a batch, or to a graph with nodes that have no
+"""Attributes that PyG keeps outside a store's mapping. Batches have them, and so do graphs whose nodes have no
 attributes."""
 _KEPT_BY_PYG = frozenset({"_mapping", "_parent", "_cached_attr", "_key"})
 _OF_GRAPHS = frozenset(
@@ -34,7 +34,7 @@ _DEFINED = (
 
 def is_graph(cls: type) -> bool:
     """Returns True if objects of this class are sent as graphs. Returns False if PyG has not been imported, because no
-    graph can exist in that case."""
+    graph can exist yet."""
     return _base(cls) is not None
 
 
@@ -48,7 +48,8 @@ def graph_class(cls: type) -> type:
 
 
 def _base(cls: type) -> Any:
-    """Returns `Data` or `HeteroData` if objects of `cls` consist only of stores."""
+    """Returns the base `Data` or `HeteroData` of a class whose objects consist only of stores. Returns None for other
+    classes."""
     pyg = sys.modules.get("torch_geometric.data")
     if pyg is None:
         return None
@@ -104,8 +105,8 @@ def _make(cls: Any, content: Any) -> Any:
 
 
 def _is_name(name: Any) -> bool:
-    """Returns True for a text that is not a dunder name. numpy would interpret an attribute such as
-    `__array_interface__` as a description of memory."""
+    """Returns True for a str that is not a dunder name. numpy would read memory at the address in an attribute such as
+    `__array_interface__`."""
     return type(name) is str and not (name.startswith("__") and name.endswith("__"))
 
 

@@ -16,7 +16,7 @@ _BITS = {"1": 1, "I;16": 16, "I;16L": 16, "I;16B": 16, "I;16N": 16, "I": 32, "F"
 
 def is_image(cls: type) -> bool:
     """Returns True for PIL's image classes, except stubs, which run a program to load another image. Returns False if
-    PIL has not been imported, because no image can exist in that case."""
+    PIL has not been imported, because no image can exist yet."""
     module, files = sys.modules.get("PIL.Image"), sys.modules.get("PIL.ImageFile")
     if module is None or not allowed.full_name(cls).startswith("PIL."):
         return False

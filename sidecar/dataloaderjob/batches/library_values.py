@@ -1,9 +1,8 @@
-"""Values of the standard library, torch and numpy that are sent as plain content. Each way (see `WAYS`) belongs to a
-single class.
+"""Values of the standard library, torch and numpy that are sent as plain content. `VALUES` has a carrier for each
+class.
 
 Content comes from a feeder, so it is checked before use: its types must be exactly those that `take` returns. Other
-objects could run code in `__index__`, `__iter__` or `__fspath__`, and text in place of a number could take hours to
-process. To add a value, add an entry to `VALUES`.
+objects could run code in `__index__`, `__iter__` or `__fspath__`. Text in place of a number could take hours to parse.
 """
 
 from __future__ import annotations
@@ -28,8 +27,7 @@ from dataloaderjob.batches.special import Carrier, StaysError, exactly, no_conte
 from dataloaderjob.core import values
 
 _MAX_BITS = 1 << 20
-"""Maximum number of bits of a fraction's numerator and denominator. The limit exists because reducing a fraction takes
-quadratic time."""
+"""Maximum number of bits in a fraction's numerator or denominator, because reducing a fraction takes quadratic time."""
 _ZONE = re.compile(r"[A-Za-z][\w+-]*(?:/[A-Za-z][\w+-]*){0,2}", re.ASCII)
 _Kinds = tuple[type, ...]
 
@@ -46,7 +44,7 @@ def value(
     attributes: bool = False,
     shared: bool = False,
 ) -> Carrier:
-    """Returns a carrier for a way that belongs to a single class."""
+    """Returns a carrier for objects of one known class, so that `make` needs only the content."""
     return Carrier(
         take=take, make=lambda cls, content: make(content), attributes=attributes, shared=shared  # noqa: ARG005
     )  # fmt: skip
@@ -73,8 +71,7 @@ _TZ = (NoneType, dt.timezone, zoneinfo.ZoneInfo)
 
 
 def _tzinfo(parts: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Returns the parts of a time. Raises StaysError if the time zone is an object of an unknown class, such as a
-    user's class."""
+    """Returns the parts of a time unchanged. Raises StaysError if the class of its time zone is not one of `_TZ`."""
     zone = parts[-2]
     if zone is not None and type(zone) not in _TZ:
         raise StaysError(f" in a zone of type {type(zone).__name__}")
@@ -88,8 +85,8 @@ def _take_zone(zone: zoneinfo.ZoneInfo) -> str:
 
 
 def _make_zone(key: str) -> zoneinfo.ZoneInfo:
-    """Returns the time zone `key` from this machine's own database. Raises ValueError for keys that are not plain zone
-    names, because such keys could cause other files or modules to be opened."""
+    """Returns the time zone `key` from this machine's own database. Raises ValueError if `key` is not a plain zone
+    name, because such a key could open other files or modules."""
     if not _ZONE.fullmatch(key):
         raise ValueError(f"there is no time zone named {key!r}")
     return zoneinfo.ZoneInfo(key)
@@ -126,7 +123,7 @@ def _make_dtype(descr: Any) -> np.dtype[Any]:
 
 
 def _named_in_torch(kind: type) -> Carrier:
-    """Returns a carrier for objects such as torch.float32, with a `str` that is their path in torch."""
+    """Returns a carrier for objects such as torch.float32, which are sent as their name in torch."""
 
     def make(name: str) -> Any:
         found = vars(torch).get(name.removeprefix("torch."))  # getattr might import a module

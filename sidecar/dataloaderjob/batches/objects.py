@@ -1,8 +1,8 @@
 """Objects that are decomposed to be sent: enums, subclasses of built-in types, mappings, images, graphs, instances.
 
-`take_apart` finds the way for an object. `CARRIERS` contains all ways, under their names in schemas. To add a way, add
-an entry to `library_values.VALUES` for one exact type, or add an entry to `CARRIERS` and a case to `_way`. `allowed`
-decides which classes a way may make.
+A *way* is the name of a carrier, which decomposes and rebuilds objects. Schemas contain these names, and `CARRIERS`
+maps them to carriers. To add a carrier for one exact type, add an entry to `library_values.VALUES`. To add any other
+carrier, add an entry to `CARRIERS` and a case to `_way`. `allowed` decides which classes may be rebuilt.
 """
 
 from __future__ import annotations
@@ -53,7 +53,8 @@ _CONTENTS: dict[Any, Callable[[Any], Any]] = {
     frozenset: lambda item: frozenset(frozenset.__iter__(item)),
     dict: lambda item: dict(dict.items(item)),
 }
-"""Functions that return the content of a subclass's object as exactly the built-in type, regardless of overrides."""
+"""Functions that convert an object of a subclass to the built-in type itself. They ignore what the subclass
+overrides."""
 
 
 class Apart(NamedTuple):
@@ -66,7 +67,7 @@ class Apart(NamedTuple):
 
 
 def take_apart(item: Any) -> Apart:
-    """Decomposes `item`. Raises StaysError."""
+    """Decomposes `item`. Raises StaysError if that is not possible."""
     way = _way(item)
     carrier, cls = CARRIERS[way], None
     if carrier.fits is not None:
@@ -113,7 +114,7 @@ def is_dataclass_of_batches(cls: type) -> bool:
 
 
 def not_fields(cls: type, names: Iterable[str]) -> list[str]:
-    """Returns the names that are not fields of a library's dataclass. Its objects cannot store them."""
+    """Returns those of `names` that batches do not carry. For a library's dataclass, batches carry only the fields."""
     if allowed.is_allowed(cls):
         return []
     fields = allowed.static(cls, "__dataclass_fields__")
@@ -121,8 +122,7 @@ def not_fields(cls: type, names: Iterable[str]) -> list[str]:
 
 
 def fields_putter(cls: type, names: tuple[str, ...]) -> Callable[[Any, list[Any]], Any]:
-    """Returns a function that gives an object of a dataclass its fields, as in unpickling: without `__init__`,
-    `__setattr__` or a property's setter.
+    """Returns a function that sets the fields of a dataclass object. It calls no `__init__`, `__setattr__` or setter.
 
     Raises RemoteProtocolError for a name that the class cannot store.
     """
@@ -151,7 +151,7 @@ def fields_putter(cls: type, names: tuple[str, ...]) -> Callable[[Any, list[Any]
 
 
 def own_dict(made: Any) -> Any:
-    """Returns the `__dict__` of an object without its class's `__getattribute__`; None if it has none."""
+    """Returns an object's `__dict__`, or None if it has none. Does not call the class's `__getattribute__`."""
     try:
         return object.__getattribute__(made, "__dict__")
     except AttributeError:
@@ -163,7 +163,7 @@ def own_dict(made: Any) -> Any:
 
 _STANDARD_MAPPINGS = (dict, OrderedDict, Counter, UserDict, ChainMap, MappingProxyType)
 _MADE_EMPTY = frozenset({"addict.addict.Dict", "mmengine.config.config.ConfigDict"})
-"""Libraries' mappings that have attributes from the start. They are created empty before they get their content."""
+"""Mappings of libraries whose constructors set attributes. The constructors are called without any content."""
 
 
 def mapping_maker(cls: Any) -> Callable[[dict[Any, Any]], Any] | None:
@@ -213,7 +213,7 @@ def check_names(names: Iterable[Any]) -> None:
 
 
 def made_from_dict(cls: Any, items: dict[Any, Any]) -> Any:
-    """Returns a mapping made from a dict, or None if that is not possible."""
+    """Returns a mapping of class `cls` with the content `items`, or None if that is not possible."""
     make = mapping_maker(cls)
     if make is None:
         return None
@@ -225,7 +225,7 @@ def made_from_dict(cls: Any, items: dict[Any, Any]) -> Any:
 
 
 def is_own_dict(item: Any) -> bool:
-    """Returns True for a dict that is its own attributes, as with `self.__dict__ = self`."""
+    """Returns True for a dict that is its own `__dict__`, as after `self.__dict__ = self`."""
     return isinstance(item, dict) and getattr(item, "__dict__", None) is item
 
 
@@ -246,7 +246,8 @@ def _make_own_dict(cls: Any, content: Any) -> Any:
 
 
 def class_for(way: str, name: ClassName | None) -> type | None:
-    """Returns the class of an object to be made. Raises RemoteProtocolError if the way cannot make that class."""
+    """Returns the class that a schema names, or None if the way needs none. Raises RemoteProtocolError if objects of
+    the class cannot be made in this way."""
     carrier = CARRIERS.get(way)
     if carrier is None or (name is None) != (carrier.fits is None):
         raise RemoteProtocolError(
@@ -321,8 +322,8 @@ def _make_enum(cls: Any, content: Any) -> Any:
 
 
 def _subclass_of(base: Any) -> Carrier:
-    """Returns a carrier that creates objects as pickle does, with the built-in type's methods and without the user's
-    `__init__` or `__new__`."""
+    """Returns a carrier for subclasses of a built-in type. It creates objects with the built-in type's own methods, and
+    never calls the user's `__init__` or `__new__`."""
     change = _CHANGES.get(base)
     new: Any = base.__new__
 
@@ -398,7 +399,7 @@ CARRIERS: dict[str, Carrier] = {
         take=no_content, make=lambda cls, c: object.__new__(cls), fits=_is_plain_class,  # noqa: ARG005
         attributes=True, shared=True,
     ),
-    # Dicts with keys other than plain values; the encoder decomposes these itself.
+    # Dicts whose keys are not plain values. The encoder itself decomposes them.
     "pairs": value(no_content, _make_pairs),
     "mapping": Carrier(
         take=no_content, make=_make_mapping, fits=lambda cls: mapping_maker(cls) is not None, attributes=True

@@ -1,10 +1,10 @@
-"""Tensors and arrays that are not plain blocks of memory: subclasses, sparse, nested, quantized, masked, of objects.
+"""Tensors and arrays that are not plain blocks of memory, such as subclasses, sparse tensors and masked arrays.
 
-They are sent as the plain tensors and arrays that they consist of, and dtypes as plain values of a schema.
+They are sent as the plain tensors and arrays that they consist of. Their dtypes become plain values in the schema.
 
-A `Carrier` defines how to take the content of one kind of object, and how to rebuild the object. Carriers of other
-objects are in `objects`. A class is sent by name, and is refused unless it is of the kind that its carrier makes.
-Feeders are not trusted with code, so no pickle is loaded, and the user's `__init__` and `__setstate__` do not run.
+A `Carrier` takes the content of one kind of object, and rebuilds the object. A class is sent by name, and the carrier
+refuses classes of other kinds. The trainer runs no code that a feeder chooses: no pickle is loaded, and the user's
+`__init__` and `__setstate__` do not run.
 """
 
 from __future__ import annotations
@@ -53,12 +53,13 @@ _CARRIED = {
 """dtypes that numpy lacks, each with a dtype of the same size that carries its bytes."""
 BYTE = np.dtype(np.uint8)
 _QUANTIZED = (torch.int8, torch.uint8, torch.int32)
-"""dtypes of the numbers in quantised tensors: of qint8, quint8 and qint32."""
+"""dtypes of the integers in quantized tensors (qint8, quint8 and qint32)."""
 _MAX_ZERO_POINT = 1 << 31
 
 
 class StaysError(Exception):
-    """The error for an object that cannot be decomposed. Its text follows the name of the class: " of mode X"."""
+    """The error for an object that cannot be decomposed. In messages, its text follows the name of the class: " of mode
+    X"."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -66,14 +67,15 @@ class Carrier:
     """A way to send one kind of object."""
 
     take: Callable[[Any], Any]
-    """Returns the content of an object: a batch tree, which may contain tensors. Raises StaysError."""
+    """Returns the content of an object: a batch tree, which may contain tensors. Raises StaysError if the object cannot
+    be sent."""
     make: Callable[[Any, Any], Any]
-    """Makes the object from its class (None if the way determines the class) and its content. Raises an exception for
-    other content."""
+    """Rebuilds the object from its class and its content. The class is None if none is sent. Raises an exception if the
+    content does not fit."""
     fits: Callable[[type], bool] | None = None
-    """Returns True if objects of a class may be made in this way. None if no class is named."""
+    """Returns True if this carrier may make objects of a class. `fits` is None if no class is sent."""
     named: Callable[[type], type] | None = None
-    """Returns the class that is named instead of the object's own."""
+    """Returns the class that is sent instead of the object's own. None if the object's own class is sent."""
     attributes: bool = False
     """True if the content of `__dict__` is sent, too."""
     shared: bool = False
@@ -81,12 +83,12 @@ class Carrier:
 
 
 def no_content(item: object) -> None:
-    """Takes no content, for objects that consist only of their attributes."""
+    """Returns None as the content of an object that has none, such as one that consists only of attributes."""
 
 
 def exactly(content: Any, *kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
-    """Returns `content` if it is a tuple of parts of exactly these types. Raises TypeError otherwise, because other
-    objects, which a feeder may send in their place, could run code in `__index__`, `__iter__` or `__fspath__`."""
+    """Returns `content` if it is a tuple whose items have exactly these types. Raises TypeError otherwise, because
+    objects of other types could run code in `__index__`, `__iter__` or `__fspath__`."""
     if type(content) is not tuple or len(content) != len(kinds):
         raise TypeError(f"expected {len(kinds)} parts, got a {type(content).__name__}")
     for part, kind in zip(content, kinds, strict=True):
@@ -96,8 +98,7 @@ def exactly(content: Any, *kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
 
 
 def is_rebuilt_from(cls: type, base: type) -> bool:
-    """Returns True if objects of `cls` consist only of `base`'s content and `__dict__`. Pickle would store no more
-    either."""
+    """Returns True if `cls` is a subclass whose objects consist only of the content of `base` and a `__dict__`."""
     return (
         cls is not base
         and issubclass(cls, base)
@@ -109,7 +110,7 @@ def is_rebuilt_from(cls: type, base: type) -> bool:
 
 
 def attributes_beside(item: Any, made: Any = None) -> dict[str, Any]:
-    """Returns the attributes of `item` that `made` lacks. `made` was made from the item's content only.
+    """Returns the attributes of `item` that `made` lacks. `made` was rebuilt from the item's content alone.
 
     Raises StaysError for attributes that cannot be restored, so that nothing is lost silently.
     """
@@ -153,7 +154,7 @@ def _same(a: Any, b: Any, depth: int = 0) -> bool:
 
 
 def way_of_tensor(t: torch.Tensor) -> str:
-    """Returns the way for a tensor that is not a block of memory with a known dtype. Raises StaysError."""
+    """Returns the way for a tensor that is not a block of memory with a known dtype. Raises StaysError if none fits."""
     if is_tensor_subclass(type(t)):
         return "tensor"
     if type(t) is not torch.Tensor and t.layout is not torch.jagged:
@@ -173,7 +174,7 @@ def way_of_tensor(t: torch.Tensor) -> str:
 
 
 def way_of_array(a: np.ndarray[Any, Any]) -> str:
-    """Returns the way for an array that is not a block of memory with a known dtype. Raises StaysError."""
+    """Returns the way for an array that is not a block of memory with a known dtype. Raises StaysError if none fits."""
     if type(a) is np.ma.MaskedArray:
         return "masked"
     if type(a) is not np.ndarray and is_array_subclass(type(a)):
@@ -296,9 +297,9 @@ def _make_quantized(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
     _plain(scales, torch.float64)
     _plain(
         zero_points, torch.int64
-    )  # of floats, they would stand for another kind, whose use may end the process
+    )  # with floats, torch would make another kind of tensor, which may crash the process
     if not 0 <= axis < numbers.ndim or not (numbers.shape[axis],) == scales.shape == zero_points.shape:
-        # torch would read beyond their ends
+        # torch would read beyond the ends of the tensors
         raise ValueError(
             f"scales of shape {tuple(scales.shape)} and zero points of shape {tuple(zero_points.shape)} do not "
             f"match axis {axis} of a tensor of shape {tuple(numbers.shape)}"
@@ -307,8 +308,8 @@ def _make_quantized(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
 
 
 def _plain(t: torch.Tensor, *dtypes: torch.dtype) -> None:
-    """Raises TypeError unless a part of a tensor is a block of memory of one of these dtypes; any, if none is given. No
-    encoder sends others, and torch's constructors do not expect them."""
+    """Raises TypeError unless `t` is a plain block of memory with one of `dtypes`. If `dtypes` is empty, any dtype is
+    allowed. torch's constructors do not expect other parts, and no encoder sends them."""
     if t.layout is not torch.strided or t.is_quantized or t.is_nested or (dtypes and t.dtype not in dtypes):
         needed = " or ".join(map(str, dtypes)) or "plain numbers"
         raise TypeError(f"a part of {t.dtype} ({t.layout}) in place of {needed}")
@@ -316,7 +317,7 @@ def _plain(t: torch.Tensor, *dtypes: torch.dtype) -> None:
 
 def _take_array(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     plain = a.view(np.ndarray)
-    # numpy.record, the scalar type of record arrays, returns with the class.
+    # The class restores numpy.record, which is the scalar type of record arrays.
     return plain.view(np.dtype((np.void, plain.dtype))) if plain.dtype.type is np.record else plain
 
 

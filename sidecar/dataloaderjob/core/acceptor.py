@@ -1,17 +1,18 @@
 """A listening socket that admits peers with a job's key, and stays available while strangers without the key flood it.
 
 The owner's loop waits for the acceptor's file descriptor and calls `serve`, which never blocks. A peer gets a thread
-only after it has completed the handshake. Until then it is a *guest*, which costs one file descriptor and at most 4
-KiB, for at most five seconds, however slowly it sends.
+only after it has completed the handshake. Until then, it is a *guest*. A guest costs one file descriptor and at most 4
+KiB, for at most five seconds.
 
 Once there are MAX_GUESTS guests, each new one displaces the oldest guest from the address with the most guests. A peer
-with the key completes the handshake within milliseconds, so a stranger would have to fill all places within that time
-to displace it. With 1,024 places and 4,000 connections per second, a guest has 250 ms. A guest from an address other
-than the stranger's is not displaced.
+with the key completes the handshake within milliseconds. To displace it, a stranger would have to fill all places
+within that time. Filling 1,024 places takes 250 ms at 4,000 connections per second. A stranger does not displace guests
+from other addresses.
 
 If the port needs TLS (`core.tls`), a guest that begins it costs 48 KB and 0.6 ms of CPU time. A guest that first proves
-that it holds a key (`core.opening`) begins at once. All others together get SHARE of the time and MAX_UNPROVEN places,
-those from addresses with few guests first. A turn ends after TURN_S, so that the owner's connections are served, too.
+that it holds a key (`core.opening`) begins TLS at once. All other guests together get SHARE of the time and
+MAX_UNPROVEN places. Guests from addresses with few guests come first. A call of `serve` returns after about TURN_S, so
+that the owner can serve its connections.
 """
 
 from __future__ import annotations
@@ -42,21 +43,22 @@ if TYPE_CHECKING:
 
 MAX_GUESTS = 1024
 BACKLOG = 4096
-"""Maximum number of connections that wait to be accepted, enough for a loop that is busy for a second. The kernel caps
-it."""
+"""Maximum number of connections that wait to be accepted. This is enough while the loop is busy for a second. The
+kernel may apply a lower limit."""
 ACCEPTS_AT_ONCE = 64
 """Maximum number of peers accepted at once, so that a peer that keeps connecting does not monopolize the owner's
 loop."""
 TURN_S = 0.005
-"""Time after which `serve` leaves further guests to its next call."""
+"""Seconds after which `serve` leaves the remaining guests to its next call."""
 SHARE = 0.1
-"""Share of the time for TLS with guests without a proof: strangers, and peers of a release without proofs."""
+"""Share of the time that may be spent on TLS with guests without a proof. These are strangers, and peers from a release
+without proofs."""
 SAVED_S = 0.05
-"""Part of that share that may be saved up, for peers that come at once: enough for 80 of them."""
+"""Seconds of that share that may be saved up. This is enough for 80 guests that connect at the same time."""
 MAX_UNPROVEN = 64
-"""Maximum number of guests without a proof that have begun TLS, of 48 KB each."""
+"""Maximum number of guests that have begun TLS without a proof. Each of them costs 48 KB."""
 TELL_REFUSED_S = 60.0
-"""Interval between two log lines about refused peers."""
+"""Seconds between two log lines about refused peers."""
 NO_DESCRIPTOR_PAUSE_S = 0.05
 Welcomed = Callable[[Connection, dict[str, Any]], None]
 
@@ -69,7 +71,7 @@ def most_guests(wanted: int) -> int:
 
 
 class Reserve:
-    """A spare file descriptor for when no others are left.
+    """A spare file descriptor, for use when the process has no others left.
 
     A connection that cannot be accepted stays in the listening socket's queue, and would keep waking the owner's loop.
     Closing the spare for a moment allows the connection to be accepted and closed. The peer then connects again.
@@ -112,13 +114,13 @@ class _Guest:
     deadline: float
     handshake: ServerHandshake
     greeted: bool = True
-    """False until TLS is set up, if the port needs TLS. Only then does our own handshake begin."""
+    """True once our own handshake has begun. If the port needs TLS, TLS is set up first."""
     silent: bool = True
-    """True until TLS has begun, if the port needs it."""
+    """True until the guest has begun TLS."""
     challenge: str = ""
-    """The challenge that its proof must answer, if the port needs TLS."""
+    """The challenge that the guest's proof must answer. It is empty if the port does not need TLS."""
     proof: bytes = b""
-    """The part of its proof that has arrived."""
+    """The part of the guest's proof that has arrived."""
     proven: bool = True
     """False if the port needs TLS, and the guest sent something other than a proof."""
 
@@ -130,10 +132,10 @@ class Acceptor:
         self, host: str, port: int, *, key: Key, job: str, facts: dict[str, Any], welcomed: Welcomed,
         versions: Versions = CONTROL, tls: Credentials | None = None,
     ) -> None:  # fmt: skip
-        """`welcomed(socket, answer)` is called in a thread of its own, which owns the socket from then on. `tls`: the
-        certificates of this process, if the port needs TLS.
+        """Binds the address. Raises OSError if that fails.
 
-        Raises OSError if the address cannot be bound.
+        For each admitted peer, `welcomed(socket, answer)` is called in a new thread, which then owns the socket. `tls`
+        contains the certificates of this process. It is None if the port does not need TLS.
         """
         self._versions, self._tls = versions, tls
         self._key, self._job, self._facts, self._welcomed = key, job, facts, welcomed
@@ -147,9 +149,9 @@ class Acceptor:
         self._poll = select.epoll()
         self._poll.register(self.sock, select.EPOLLIN)
         self._unproven = select.epoll()
-        """Watches guests that are not proven."""
+        """Watches the guests that did not send a proof."""
         self._begun = Crowds[int]()
-        """Descriptors of those that have begun TLS."""
+        """File descriptors of guests that have begun TLS without a proof, by address."""
         self._allowance, self._paused = Allowance(SHARE, SAVED_S), False
         self._poll.register(self._unproven, select.EPOLLIN)
         self._reserve = Reserve()
@@ -165,7 +167,7 @@ class Acceptor:
         return self._poll.fileno()
 
     def serve(self) -> None:
-        """Continues handshakes, then accepts connections that wait. Never blocks, never raises because of a guest."""
+        """Continues handshakes and accepts waiting connections. Never blocks, and never raises because of a guest."""
         began = time.monotonic()
         self._resume(began)
         listening, crowd = self.sock.fileno(), self._unproven.fileno()
@@ -180,7 +182,8 @@ class Acceptor:
             self._serve_unproven()
 
     def _in_turn(self, fds: Iterable[int]) -> Iterator[_Guest]:
-        """Yields those guests that are still there when their turn comes, those from the smallest crowds first."""
+        """Yields the guests with these descriptors, those from the smallest crowds first. Skips a guest that has left
+        before its turn."""
         found = [guest for fd in fds if (guest := self._guests.get(fd)) is not None]
         found.sort(key=lambda guest: self._crowds.size(guest.address))
         return (guest for guest in found if self._guests.get(guest.sock.fileno()) is guest)
@@ -262,7 +265,8 @@ class Acceptor:
         self._poll.register(fd, select.EPOLLIN)
 
     def _continue(self, guest: _Guest) -> None:
-        """Reads from a guest no more than the handshake needs, because later bytes belong to the next owner."""
+        """Continues a guest's handshake. Reads no more than the handshake needs, because later bytes belong to the
+        socket's next owner."""
         try:
             if not guest.greeted:
                 self._set_up_tls(guest)
@@ -309,7 +313,8 @@ class Acceptor:
         guest.silent, guest.sock = False, self._tls.accepted(guest.sock)
 
     def _read_proof(self, guest: _Guest) -> None:
-        """Reads a guest's proof, and nothing behind it. Raises BlockingIOError unless it is complete and true."""
+        """Reads a guest's proof, and no bytes after it. Raises BlockingIOError unless the proof is complete and
+        valid."""
         while not guest.proof or opening.wanted(guest.proof):
             if not guest.proof and guest.sock.recv(1, socket.MSG_PEEK) == TLS_FIRST:
                 self._put_behind(guest)
@@ -321,7 +326,8 @@ class Acceptor:
             self._put_behind(guest)
 
     def _put_behind(self, guest: _Guest) -> None:
-        """Lets a guest without a proof wait until there is time for such guests. Raises BlockingIOError."""
+        """Makes a guest without a valid proof wait until there is time for such guests. Always raises
+        BlockingIOError."""
         guest.proven = False
         self._poll.unregister(guest.sock)
         self._unproven.register(guest.sock, select.EPOLLIN)

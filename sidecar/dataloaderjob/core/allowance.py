@@ -1,10 +1,10 @@
-"""Limits the time that a loop spends on peers to which it owes nothing. Pure."""
+"""A limit on the time that a loop spends on peers that have proved nothing. Pure: callers pass the time."""
 
 from __future__ import annotations
 
 
 class Allowance:
-    """Time that grows at a constant share of the time that passes, up to a maximum. It begins with the maximum."""
+    """A budget of seconds. It begins at its maximum, and is refilled with a constant share of the time that passes."""
 
     __slots__ = ("_at", "_left_s", "_most_s", "_share")
 
@@ -13,7 +13,7 @@ class Allowance:
         self._left_s, self._at = most_s, float("-inf")
 
     def left_s(self, now: float) -> float:
-        """Returns the time that may be spent; at most zero if all is spent."""
+        """Returns the seconds that may still be spent. The result is zero or negative if none are left."""
         self._left_s = min(self._most_s, self._left_s + max(0.0, now - self._at) * self._share)
         self._at = max(self._at, now)
         return self._left_s

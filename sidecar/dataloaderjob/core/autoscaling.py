@@ -4,19 +4,21 @@ The wanted number N* is computed by the model (`core.input_bound`): enough feede
 some headroom. It does not depend on the current number, so the policy goes straight to N* instead of adding feeders one
 at a time.
 
-    up      N* exceeds the current number by a tenth, and training waits: at two consecutive looks, or for a share of at
-            least SURE at a single look
-    down    the highest N* of DOWN_AFTER_S is at most 0.85 of the current number; at most half is removed per minute
-    hold    in between; while anything is unusual (`Situation.frozen`, `Measures.is_steady`); while feeders start
+    up      N* exceeds the current number by a tenth, and training waits. Training must wait in two consecutive
+            measurements, or for at least the share SURE in one
+    down    the highest N* of the last DOWN_AFTER_S is at most 0.85 of the current number. At most half of the feeders
+            are removed per minute
+    hold    otherwise; while anything is unusual (`Situation.frozen`, `Measures.is_steady`); while feeders start
 
-A step up multiplies the number by at most four. On CUDA, it at most doubles the number: a trainer that waits has
+A step up multiplies the number by at most four. On CUDA, it at most doubles the number. A waiting trainer there has
 already queued its kernels, and appears able to take more batches than it actually can (`core.measures`).
 
-After each step up, the gain in the rate is compared with the predicted gain. If less than half of the predicted gain is
-reached in two comparisons, the job is saturated: the bottleneck is something that the model does not include, such as
-shared storage. The policy then returns to the number of feeders that the attained rate needs, and keeps it for
-SATURATED_S. After that, it tries to add at most a quarter. Each failed attempt doubles the time until the next one. A
-step up soon after a step down shows that the step down was wrong, so for a while, no other step down follows.
+After each step up, the gain in the rate is compared with the predicted gain. If two comparisons find less than half of
+the predicted gain, the job is saturated. Its bottleneck is then one that the model does not include, such as shared
+storage. The policy then returns to the number of feeders that the attained rate needs, and keeps it for SATURATED_S.
+After that, it tries to add at most a quarter. Each failed attempt doubles the time until the next one.
+
+A step up soon after a step down shows that the step down was wrong. So for a while, no other step down follows.
 """
 
 from __future__ import annotations
@@ -31,14 +33,14 @@ from dataloaderjob.core.measures import Measures
 from dataloaderjob.core.sizing import HEADROOM, needed
 
 EVERY_S = 10.0
-"""Interval between two steps of the policy."""
+"""Seconds between two steps of the policy."""
 UP, DOWN = 1.1, 0.85
-"""Multiples of the current number. While N* is between them, nothing changes."""
+"""Multiples of the current number of feeders. While N* is between them, nothing changes."""
 WAITS, SURE = 0.02, 0.2
-"""Shares of time spent waiting. Above the first, training counts as waiting. From the second on, a single look
-suffices."""
+"""Shares of the time that training waits. Above WAITS, training counts as waiting. At SURE or more, one measurement is
+enough for a step up."""
 FASTEST, CAREFUL = 4, 2
-"""Maximum factor of one step up: normally, and while the demand may be overestimated."""
+"""Maximum factors of one step up. CAREFUL applies while the demand may be overestimated."""
 DOWN_AFTER_S = 300.0
 DOWN_EVERY_S = 60.0
 DOWN_MOST = 0.5
@@ -46,18 +48,18 @@ DOWN_MOST = 0.5
 PENDING_S = 60.0
 """Seconds after which feeders that have not started are no longer expected to start soon."""
 SETTLE_S = 15.0
-"""Seconds after a change until rates count: the time span that `Measures.rate` covers."""
+"""Seconds that must pass after a change before rates count. `Measures.rate` covers this time span."""
 GAINED = 0.5
 """Share of the predicted gain below which a step up has failed."""
 DEARER = 1.1
-"""If a batch's cost has risen by more than this factor times the increase in feeders, the rates before and after a step
-up are not comparable."""
+"""Maximum rise in a batch's cost, as a multiple of the growth in feeders. Above it, the work itself has changed, so the
+rates before and after a step up are not comparable."""
 SATURATED_S, MOST_SATURATED_S = 600.0, 4800.0
 RETRY = 1.25
-"""Maximum factor of a step up while a job that was saturated retries."""
+"""Maximum factor of a step up after a job was saturated."""
 REGRET_S = 900.0
-"""Seconds after a step down within which a step up shows that the step down was wrong. No other step down follows for
-the same time, which doubles with each further step up of this kind."""
+"""Seconds after a step down within which a step up shows that the step down was wrong. The next step down then waits
+for REGRET_S. Each further mistake doubles this wait."""
 HELPED = frozenset({LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.TRAINER})
 """Bottlenecks that more feeders may relieve."""
 
@@ -89,21 +91,21 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The state of a job at one look."""
+    """The state of a job at one time."""
 
     desired: int
     """Number of feeders that the job should have now."""
     ready: int
     measures: Measures | None
     frozen: str = ""
-    """The reason not to change anything now, such as a restart of the trainers; empty if there is none."""
+    """The reason not to change anything now, such as a restart of the trainers. Empty if there is none."""
     step: int = 1
-    """Feeders are added and removed in multiples of this number, the feeders of one pod."""
+    """Number of feeders in one pod. Feeders are added and removed in multiples of it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Proposal:
-    """The policy's answer."""
+    """The number of feeders that the policy proposes, with its reason."""
 
     feeders: int
     """Number of feeders that the job should have from now on."""
@@ -135,24 +137,24 @@ class Autoscaler:
 
     bounds: Bounds = field(default_factory=Bounds)
     _wanted: deque[tuple[float, int]] = field(default_factory=deque)
-    """(time, N*) for each look of the last DOWN_AFTER_S."""
+    """(time, N*) for each measurement of the last DOWN_AFTER_S seconds."""
     _looked: int = 0
-    """N* of the last look; 0: none."""
+    """N* of the last measurement, or 0 if there is none."""
     _since: float | None = None
     """Time since which N* has been known without a gap."""
     _stepped_at: float = -math.inf
     _waited: int = 0
-    """Number of consecutive looks at which training waited."""
+    """Number of consecutive measurements in which training waited."""
     _changed_at: float = -math.inf
     _down_at: float = -math.inf
     _pending_since: float | None = None
     _expected: _Expectation | None = None
     _served_at: float | None = None
-    """Time since which all feeders have served; None while some are missing."""
+    """Time since which all feeders have served, or None while some are missing."""
     _saturated_until: float = -math.inf
     _saturated_s: float = SATURATED_S
     _cut: int | None = None
-    """Number of feeders to return to at once, because more of them did not help; None if there is nothing to undo."""
+    """Number of feeders to return to at once, because more feeders did not help. None if there is nothing to undo."""
     _is_retry: bool = False
     """True after a job was saturated, until its training no longer waits."""
     _no_down_until: float = -math.inf
@@ -214,15 +216,15 @@ class Autoscaler:
         pipeline = pipeline_of(measures)
         rate, is_slots = demand(measures, pipeline, verdict.limit)
         feeders = needed(pipeline, rate, is_slots=is_slots)
-        feeders = max(feeders, min(measures.slots, measures.feeders))  # else, a slot would be reread
+        feeders = max(feeders, min(measures.slots, measures.feeders))  # with fewer, a slot would be reread
         return self.bounds.clamp(-(-feeders // step) * step)
 
     def _note(self, now: float, wanted: int) -> None:
         if self._since is None:
             self._since = now
         before, self._looked = self._looked, wanted
-        self._wanted.append((now, min(wanted, before or wanted)))  # a single look may be an outlier
-        while self._wanted[0][0] < now - DOWN_AFTER_S + EVERY_S / 2:  # looks are not exactly EVERY_S apart
+        self._wanted.append((now, min(wanted, before or wanted)))  # a single measurement may be an outlier
+        while self._wanted[0][0] < now - DOWN_AFTER_S + EVERY_S / 2:  # steps are not exactly EVERY_S apart
             self._wanted.popleft()
 
     def _up(self, now: float, situation: Situation, measures: Measures, wanted: int) -> Proposal | None:

@@ -1,10 +1,9 @@
-"""A folder of blobs named by the hash of their content, so that user code and data are sent once, and only if they have
-changed.
+"""A folder of blobs that are named by the hash of their content. So unchanged code and data are sent only once.
 
-A *bundle* is everything that is needed to make batches: the pickle of (dataset, collate_fn, worker_init_fn) and its
-large buffers, stored as one blob each, plus facts about the process that created it. Its manifest is JSON, and its id
-is the first 16 bytes of the manifest's SHA-256. At 1.1 GB/s, SHA-256 is the fastest collision-resistant hash measured
-in the standard library (blake2b: 0.48 GB/s).
+A *bundle* is everything that is needed to make batches. It consists of the pickle of (dataset, collate_fn,
+worker_init_fn), its large buffers, and facts about the process that created it. The pickle and each buffer are stored
+as one blob. The manifest is JSON, and its id is the first 16 bytes of the manifest's SHA-256. At 1.1 GB/s, SHA-256 is
+the fastest collision-resistant hash in the standard library (blake2b: 0.48 GB/s).
 
 A trainer and its sidecar share one such folder, and so do the feeders of a node. On one machine, all processes share
 one.
@@ -34,19 +33,18 @@ from dataloaderjob.core.memory import size_text
 
 CHUNK_NBYTES = 4 * 1024 * 1024
 NODE_KEEP_S = 600.0
-"""Seconds after which a blob is removed from a feeder or head node if no process has used it. It can be fetched
-again."""
+"""Seconds after which an unused blob is removed from the node of a feeder or head. It can be fetched again."""
 PART_KEEP_S = 3600.0
 """Seconds after which a partial file that has not grown is removed. One write of 2 GiB takes minutes on a slow disk."""
 SLOTS = "slots"
-"""Key of a fact. In a bundle: the trainer needs a feeder that makes slots. From a feeder or sidecar: it supports
-slots."""
+"""Key of a fact. In a bundle, the fact means that the trainer needs a feeder that makes slots. From a feeder or
+sidecar, it means that the sender supports slots."""
 LAUNCH = "launch"
-"""Key of the fact that identifies a trainer's launch, set if feeders outlive launches. No launch uses code that another
-launch loaded."""
+"""Key of the fact that identifies a trainer's launch. It is set if feeders outlive launches, so that no launch uses
+code that another launch loaded."""
 _PART = ".part-"
 SLOWEST = 1e6
-"""Minimum rate in bytes per second. A feeder that receives a blob from another feeder more slowly requests it again."""
+"""Minimum average rate, in bytes per second, at which a blob must arrive. A slower transfer fails."""
 MAX_NBYTES = 1 << 48
 """Maximum size of one blob in bytes, because an untrusted manifest may claim any number."""
 MAX_MANIFEST_NBYTES = 144 * 1024
@@ -61,33 +59,34 @@ _DIGEST = re.compile(r"[0-9a-f]{64}\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bundle:
-    """The code and data that make batches. `blobs[0]` is the pickle; the others are its out-of-band buffers, in order.
+    """The code and data that make batches. `blobs[0]` is the pickle. The others are its out-of-band buffers, in order.
 
     `id` identifies the bundle of one session, because each session has its own builders. `code` identifies the bundle's
     code without the session.
     """
 
     blobs: tuple[tuple[str, int], ...]
-    """(SHA-256 in hex, bytes) of each blob."""
+    """(SHA-256 in hex, size in bytes) of each blob."""
     allow_pickle: bool = False
-    """True if feeders may send leaves of other types to trainers as pickles."""
+    """True if feeders may pickle leaves that they cannot send in any other way."""
     facts: dict[str, Any] = field(default_factory=dict)
-    """Versions of Python, torch and numpy in the trainer."""
+    """Facts about the trainer, such as its versions of Python, torch and numpy."""
     loader: int = 0
-    """Number of the loader in its process; the same in all ranks that run the same script."""
+    """Number of the loader in its process. It is the same in all ranks that run the same script."""
     epoch: int = 0
-    """Number of the loader's iterator: user code starts afresh with each iterator."""
+    """Number of the loader's iterator. User code starts afresh with each iterator."""
     workers: int = 0
-    """The loader's `num_workers`, which get_worker_info() reports to user code; 0: the number of feeders."""
+    """The loader's `num_workers`, which get_worker_info() reports to user code. 0 stands for the number of feeders."""
     slot: int | None = None
-    """This session's slot among the `workers` slots of an IterableDataset; None: map-style, or all slots."""
+    """This session's slot among the `workers` slots of an IterableDataset. None for a map-style dataset, or for all
+    slots."""
     env: dict[str, str] = field(default_factory=dict)
     """Environment variables that contain the rank, for user code. Set only for an IterableDataset, which may use them
     for sharding."""
     ranks: int = 0
-    """Number of ranks that receive the batches of all slots in turn; 0: each rank has its own slots."""
+    """Number of ranks that receive the batches of all slots in turn, or 0 if each rank has its own slots."""
     taken: tuple[int, ...] = ()
-    """Number of batches of each slot that were dealt before the epoch was resumed."""
+    """Number of batches that were dealt before the epoch was resumed, for each slot."""
     held: dict[str, int] = field(default_factory=dict)
     """States of the RNGs that library classes hold. These RNGs are not pickled with the objects that use them
     (`making.held`)."""
@@ -155,9 +154,12 @@ class BlobStore:
     def __init__(
         self, folder: Path, scratch: Mapping[str, int] | None = None, *, anyone: bool = False
     ) -> None:
-        """`scratch`: the bytes available in each place that receives these blobs, keyed by the manifest field that sets
-        the limit. `anyone`: processes of other users share the folder, and each process makes its files readable to the
-        others."""
+        """`scratch` maps manifest fields to numbers of bytes. Each field sets the size of a volume that receives these
+        blobs.
+
+        With `anyone`, processes of other users share the folder, and each process makes its files readable to the
+        others.
+        """
         self.folder, self._scratch = folder, scratch or {}
         folder.mkdir(parents=True, exist_ok=True, mode=0o750)
         if anyone:
@@ -180,7 +182,7 @@ class BlobStore:
         return [(d, n) for d, n in bundle.blobs if not self.has(d, n)]
 
     def put(self, data: bytes | memoryview) -> tuple[str, int]:
-        """Stores `data` unless it is stored already; returns (digest, bytes)."""
+        """Stores `data` unless it is already stored. Returns (digest, size in bytes)."""
         view = memoryview(data).cast("B")
         digest = hashlib.sha256(view).hexdigest()
         if self.has(digest, view.nbytes):
@@ -211,13 +213,13 @@ class BlobStore:
         return sizes
 
     def touch(self, bundle: Bundle) -> None:
-        """Marks the bundle's blobs as used now."""
+        """Marks the bundle's blobs as just used."""
         for digest, _ in bundle.blobs:
             with contextlib.suppress(OSError):
                 os.utime(self.path(digest))
 
     def put_all(self, blobs: Iterable[Callable[[], bytes | memoryview]]) -> list[tuple[str, int]]:
-        """Stores the results of the functions, several at a time, because hashing and writing release the GIL."""
+        """Stores the result of each function, in several threads, because hashing and writing release the GIL."""
         with ThreadPoolExecutor(min(_MAX_THREADS, len(os.sched_getaffinity(0)))) as pool:
             return list(pool.map(lambda make: self.put(make()), blobs))
 
@@ -231,8 +233,8 @@ class BlobStore:
             sock.sendfile(data, count=nbytes)  # os.sendfile would fail if the peer is slower
 
     def sweep(self, keep: set[str], older_than_s: float) -> int:
-        """Removes blobs that are not in `keep` and were not recently written or used, and partial files whose writer
-        has exited.
+        """Removes blobs that are not in `keep` and have not been used for `older_than_s` seconds. Also removes partial
+        files that have not grown for PART_KEEP_S or longer.
 
         Returns the number of files removed. A process that has mapped a removed blob keeps its mapping.
         """
@@ -284,12 +286,12 @@ class BlobStore:
             raise
 
     def _is_open(self) -> bool:
-        """Checks whether the folder's owner shares it with processes of other users."""
+        """Returns True if the folder's owner shares it with processes of other users."""
         return bool(self.folder.stat().st_mode & stat.S_IWOTH)
 
     @contextlib.contextmanager
     def lock(self, digest: str) -> Iterator[None]:
-        """Holds the lock that lets only one process on this node fetch `digest` at a time; the others wait."""
+        """Holds a lock on `digest`, so that only one process on this node fetches the blob at a time."""
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         fd = os.open(self.folder / f".lock-{digest}", flags, 0o640)
         try:

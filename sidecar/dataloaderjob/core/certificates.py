@@ -1,8 +1,8 @@
-"""The certificates of a job with `spec.loader.tls: true` (`core.tls`), in generations derived from a seed and the job's
+"""The certificates of a job with `spec.loader.tls: true` (`core.tls`). They are derived from a seed and the job's
 start. Pure: the same seed produces the same bytes, so nothing needs to be stored, and a lost file can be rebuilt.
 
-Each generation has its own authority. A process also trusts the authorities of the previous and the next generation.
-Therefore, all pods trust each other while new files reach them one after another.
+Each generation has its own authority. A process also trusts the authorities of the previous and the next generation. So
+all pods trust each other, even while new files have reached only some of them.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def files(seed: bytes, part: Part, generation: int, schedule: Schedule) -> Files
 
 
 def authorities(seed: bytes, generation: int, schedule: Schedule) -> bytes:
-    """Returns the authorities that a process of `generation` trusts: those of the previous, the same and the next
-    generation."""
+    """Returns the authorities that a process with certificates of `generation` trusts. They belong to this generation,
+    the previous one and the next one."""
     numbers = (n for n in (generation, generation - 1, generation + 1) if n >= 0)
     return b"".join(_pem(_authority(seed, number, schedule)) for number in numbers)
 

@@ -1,9 +1,11 @@
 """A script's claim to a private service that may be free: a datagram with a text and a file descriptor.
 
-The file descriptor is the write end of a pipe, into which the service writes GRANTED, BUSY or FREE. If the pipe closes
-without any of these, the claim is refused, too. A script that was granted the service sends `echo_text` with a file
-descriptor for the output of user code in feeders. It does not do so earlier, because a service that hangs would keep
-that file descriptor open. This module imports no other module of this package.
+The file descriptor is the write end of a pipe. The service answers through this pipe with GRANTED, BUSY or FREE. If the
+pipe closes without an answer, the claim is refused.
+
+After a grant, the script sends `echo_text` with a file descriptor for the output of user code in feeders. It does not
+send this file descriptor earlier, because a service that hangs would keep it open. This module imports no other module
+of this package.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ GRANTED = b"y"
 BUSY = b"b"
 """Refused: another launch uses the service."""
 FREE = b"f"
-"""Refused: nobody uses the service, and the claim is for a service in use."""
+"""Refused: nobody uses the service, but the claim is only for a service in use (`joins`)."""
 MAX_NBYTES = 8192
 
 
@@ -30,7 +32,7 @@ class Claim:
     keep_s: float
     """Time in seconds for which the service should keep running after the launch ends."""
     script: str
-    """The script's name, for people."""
+    """The script's name, for display."""
     ends: bool = False
     """True to make the service exit if it is free, because too many services are waiting."""
     joins: bool = False
@@ -53,5 +55,5 @@ class Claim:
 
 
 def echo_text(run: str) -> bytes:
-    """Returns the text with which a launch that was granted the service sends the file descriptor for output."""
+    """Returns the text that a launch sends with the file descriptor for output, after it was granted the service."""
     return f"echo {run}".encode()

@@ -1,7 +1,7 @@
 """The rolling digest of a loader's output: which batches it returned, in which order, over all epochs. Pure.
 
-Each batch contributes its own eight-byte digest (`core.digests`), and each failed batch a mark of its error. They are
-folded in the order in which next() returned them:
+Each batch contributes its own eight-byte digest (`core.digests`). A failed batch contributes a mark of its error
+instead. Digests and marks are folded in the order in which next() returned the batches:
 
     rolling = rolling * FOLD + digest    of the epoch, starting at its number + 1
     total   = closed * FOLD + rolling    of all epochs; `closed` is the total of the earlier ones
@@ -41,9 +41,9 @@ class Consumption:
 
     def __init__(self, loader: int = 0) -> None:
         self.loader = loader
-        """Number of the loader among those that the process created; the same in each run of the same script."""
+        """Number of the loader among those that the process created. It is the same in each run of the same script."""
         self.epoch = -1
-        """Number of the epoch, counting only epochs from which batches were taken; -1 before the first."""
+        """Number of the epoch, counting only epochs from which batches were taken, or -1 before the first one."""
         self.closed = 0
         """Total of the previous epochs."""
         self.rolling = 0
@@ -62,8 +62,8 @@ class Consumption:
     def begin(self) -> int:
         """Begins an epoch, unless no batch was taken from the current one.
 
-        Returns the change of the total that has not been reported yet, modulo 2**64: the change by this call and by
-        earlier calls of `restore`.
+        Returns the change of the total that has not been reported yet, modulo 2**64. It includes changes by earlier
+        calls of `restore`.
         """
         before, unreported = self.total, self._unreported
         if self._goes_on:
@@ -80,7 +80,8 @@ class Consumption:
         return [self.epoch, self.closed, self.rolling]
 
     def restore(self, state: Sequence[int], *, goes_on: bool) -> None:
-        """Resumes at another process's position. `goes_on`: the next iterator continues in the middle of the epoch."""
+        """Resumes from another process's state. With `goes_on`, the next iterator continues in the middle of the
+        epoch."""
         before = self.total
         self.epoch, self.closed, self.rolling = state
         self._goes_on = goes_on

@@ -6,22 +6,25 @@
     ended    LEASES bytes   1 = the trainer's lease has ended
 
 To publish ticket k of stream s, the receiver writes the ticket's entry, issues a fence, and then writes a single word:
-index[s % ROWS][k % WINDOW] = (k + 1) << 32 | (s & 0xFFFF) << 16 | lease. The word identifies the stream and the ticket,
-so words that an earlier stream left in the row are not mistaken for the ticket's. The low 16 bits of stream numbers
-repeat, so a row is also cleared when a stream opens. Words are stored and loaded whole (memoryview cast to "Q": one
-8-byte copy); `struct` would copy byte by byte. The receiver treats this memory as untrusted input: while it is running,
-it reads only flags and metrics, and when it adopts a trainer, it checks every entry.
+index[s % ROWS][k % WINDOW] = (k + 1) << 32 | (s & 0xFFFF) << 16 | lease.
 
-Fences. Two processes share counters and flags. If one side stores a flag and then loads a counter, the other
-side may see the two in reverse order, even on x86; a wake-up is then lost.
+The word identifies the stream and the ticket, so a word that an earlier stream left in the row is not mistaken for it.
+The low 16 bits of stream numbers repeat, so a row is also cleared when a stream opens. A memoryview cast to "Q" stores
+or loads a word in one 8-byte copy. `struct` would copy byte by byte.
+
+The receiver treats this memory as untrusted input. While it is running, it reads only flags and metrics. When it adopts
+a trainer, it checks every entry.
+
+Fences. Two processes share counters and flags. If one side stores a flag and then loads a counter, the other side may
+see the two in reverse order, even on x86. A wake-up is then lost.
 
 `Fence` releases and reacquires a lock that no other thread uses. CPython's lock is a POSIX semaphore, or from 3.14 on a
 single byte. Releasing and reacquiring it is a read-modify-write with release ordering, followed by one with acquire
 ordering on the same word. On x86, each is a LOCK-prefixed instruction. In ARM's memory model, a release followed by an
 acquire orders everything before the pair against everything after it. A fence takes 0.3 µs.
 
-With membarrier(2), only the side that is about to sleep would pay. On a virtual machine, that side paid 45 to 170 µs
-(1.5 µs while the other CPUs were idle), more than the entire hand-off of a batch.
+With membarrier(2), only the side that is about to sleep would pay. On a virtual machine, that side paid 45 to 170 µs,
+or 1.5 µs while the other CPUs were idle.
 """
 
 from __future__ import annotations
@@ -64,8 +67,8 @@ class Fence:
 
 
 def fence_anywhere(allocate: Callable[[], Any] = threading.Lock) -> None:
-    """Issues a fence with a new lock. Any thread may call this, and so may finalizers, which may interrupt another
-    fence or run after the interpreter has cleared this module's names."""
+    """Issues a fence with a new lock. Any thread may call this, and so may finalizers. A finalizer may interrupt
+    another fence, or run after the interpreter has cleared this module's names."""
     lock = allocate()
     lock.acquire()
     if not ACCESSES_IN_ORDER:  # on x86, the one locked instruction above is a fence
@@ -183,7 +186,7 @@ class Control:
         return asleep != 0 and self._published >= asleep
 
     def unpublish(self, stream: int, ticket: int) -> None:
-        """Clears the word of a ticket that follows an unpublished one, so that the trainer cannot be reading the
+        """Clears a ticket's word. The caller has not published an earlier ticket, so the trainer cannot be reading this
         word."""
         self._index[(stream % ROWS) * WINDOW + ticket % WINDOW] = 0
         self._fence.full()
@@ -219,12 +222,12 @@ class Control:
     # Trainer's side
 
     def clear_row(self, stream: int) -> None:
-        """Clears a row for a new stream: a word contains only 16 bits of its stream's number, and rows are reused."""
+        """Clears a row for a new stream. Rows are reused, and a word contains only 16 bits of its stream's number."""
         at = (stream % ROWS) * WINDOW
         self._index[at : at + WINDOW] = _EMPTY_ROW
 
     def ready(self, stream: int, ticket: int) -> int | None:
-        """Returns the lease of a ready ticket (or `FAILED`, `THERE`); None while the ticket is not ready."""
+        """Returns the lease of a ready ticket, or `FAILED` or `THERE`. Returns None while the ticket is not ready."""
         word: int = self._index[(stream % ROWS) * WINDOW + ticket % WINDOW]
         if word >> 16 != (((ticket + 1) & 0xFFFFFFFF) << 16 | (stream & 0xFFFF)):
             return None
@@ -233,8 +236,8 @@ class Control:
         return word & 0xFFFF
 
     def find(self, stream: int, ticket: int) -> tuple[int, Entry | None] | None:
-        """Returns the lease of a ready ticket and its batch's location, or (`FAILED` or `THERE`, None); None while the
-        ticket is not ready.
+        """Returns (lease, location of the batch) for a ready ticket. The location is None if the lease is `FAILED` or
+        `THERE`. Returns None while the ticket is not ready.
 
         This method combines `ready` and `entry`, because each function call is expensive when caches are cold.
         """
@@ -251,10 +254,10 @@ class Control:
         return found
 
     def sleep(self, stream: int, ticket: int, after: int = 1) -> bool:
-        """Announces that the trainer is about to sleep while it waits for a ticket, until `after` more are published.
-        With 0, the next publication wakes it, even if another thread that already sleeps counts from an earlier number.
+        """Announces that the trainer is about to sleep until `after` more tickets are published. If `after` is 0, the
+        next publication wakes it, even if several of its threads sleep.
 
-        Returns False if the ticket is ready after all.
+        Returns False if the given ticket is ready after all.
         """
         words = self.words
         words[W_ASLEEP] = words[W_PUBLISHED] + after if after else 1
@@ -282,7 +285,8 @@ refused."""
 
 def seal(fd: int, *, is_written_here: bool = False) -> None:
     """Seals a memfd against resizing, so that no process can truncate the memory that another one has mapped (SIGBUS).
-    `is_written_here`: True if this process writes to the memfd, and the processes that receive it may only read it."""
+    With `is_written_here`, this process continues to write to the memfd, and processes that receive it can only read
+    it."""
     if is_written_here:
         with contextlib.suppress(OSError):  # older kernels do not know this seal
             fcntl.fcntl(fd, fcntl.F_ADD_SEALS, _F_SEAL_FUTURE_WRITE)

@@ -1,7 +1,4 @@
-"""The cost of making batches, as measured by a builder for each batch, and as summed up and reported by a feeder. Pure.
-
-A builder reads the clocks a few times for each batch. Its feeder adds up the costs, and reports only the sums.
-"""
+"""The cost of making batches. A builder measures each batch, and its feeder reports only the sums."""
 
 from __future__ import annotations
 
@@ -16,14 +13,14 @@ _COST = struct.Struct("<5Q")
 COUNTERS = (
     "built", "samples_ns", "collate_ns", "encode_ns", "wall_ns", "queued_ns", "wall_us2", "looks", "sending",
 )  # fmt: skip
-"""A feeder's sums since it started. `wall_us2` is a sum of squared microseconds, for the variance of `wall_ns`.
-`sending` counts the looks at which a finished batch waited for the connection."""
+"""A feeder's sums since it started. `wall_us2` is a sum of squared microseconds, for the variance of `wall_ns`. `looks`
+counts checks of the connection. `sending` counts those that found a finished batch waiting for it."""
 SLOTS = "slots"
-"""The number of slots of iterable datasets that the feeder is reading now; the only value of a report that is
-not a sum."""
+"""Key of the number of slots of iterable datasets that the feeder is reading now. It is the only value in a report that
+is not a sum."""
 _LARGEST = 1 << 96
 QUEUED_EVERY_NS = 200_000_000
-"""Interval between two readings of the scheduler's figures. A reading takes 1.2 µs."""
+"""Nanoseconds between two readings of the scheduler's figures. A reading takes 1.2 µs."""
 
 
 class BatchCost(NamedTuple):
@@ -42,7 +39,7 @@ class BatchCost(NamedTuple):
 
     @staticmethod
     def unpack(data: bytes, offset: int) -> BatchCost | None:
-        """Returns the cost at `offset`; None if `data` contains no cost at that place."""
+        """Returns the cost at `offset`, or None if `data` is too short to contain one."""
         return BatchCost(*_COST.unpack_from(data, offset)) if len(data) >= offset + _COST.size else None
 
 
@@ -53,13 +50,13 @@ class QueuedTime:
 
     def __init__(self) -> None:
         self.fd: int | None = None
-        """File descriptor of schedstat; None if the kernel does not measure this time, or if user code has closed the
+        """File descriptor of schedstat. None if the kernel does not measure this time, or if user code has closed the
         file."""
         with contextlib.suppress(OSError):
             self.fd = os.open(f"/proc/{os.getpid()}/task/{os.getpid()}/schedstat", os.O_RDONLY | os.O_CLOEXEC)
 
     def ns(self) -> int:
-        """Returns this time, in nanoseconds, since the process started; 0 if it is unknown."""
+        """Returns the nanoseconds for which the thread has waited since it started, or 0 if they are unknown."""
         if self.fd is None:
             return 0
         try:
@@ -109,7 +106,7 @@ class CostClock:
 
 
 class FeederCosts:
-    """The sums of one feeder."""
+    """The summed costs of one feeder."""
 
     __slots__ = ("_sums", "slots")
 

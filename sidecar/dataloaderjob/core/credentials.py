@@ -1,10 +1,9 @@
 """The certificates of a process, for TLS (`core.tls`).
 
 Each process has a folder with a subfolder for each generation of certificates: `0`, `1`, and so on. The process uses
-the newest generation for new connections. A generation has three files: `tls.crt` and `tls.key` of this process, and
-`ca.crt` with the authorities that it trusts, including those of the previous and next generations. The files are
-created by the operator (`dataloaderjob_operator.objects`) or, on one machine, by the run (`local.certificates`), which
-also adds a generation before the last one ends.
+the newest generation for new connections. A generation has three files. `tls.crt` and `tls.key` belong to this process.
+`ca.crt` contains the authorities that it trusts, including those of the previous and next generations. The operator
+creates the files. On one machine, the run creates them (`local.certificates`).
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from dataloaderjob.core.opening import Prove
 from dataloaderjob.core.tls import FIELD, TlsConnection, new_context
 
 LOOK_EVERY_S = 1.0
-"""Minimum interval between two checks of the folder."""
+"""Minimum number of seconds between two checks of the folder."""
 
 
 def newest(names: Iterable[str]) -> int | None:
-    """Returns the newest generation among these folder names; None if there is none."""
+    """Returns the newest generation among these folder names, or None if there is none."""
     return max((int(name) for name in names if name.isascii() and name.isdecimal()), default=None)
 
 
@@ -55,7 +54,8 @@ class Credentials:
         return TlsConnection.over(sock, self._server, None)
 
     def connected(self, sock: socket.socket, to: Part, prove: Prove | None = None) -> TlsConnection:
-        """Takes over a socket that is connected to part `to` of the job. `prove`: answers its challenge."""
+        """Returns a TLS connection over a socket, and takes ownership of it. The socket is connected to the part `to`
+        of the job. `prove` answers the peer's challenge."""
         self._refresh()
         return TlsConnection.over(sock, self._client, to.host, prove)
 

@@ -40,13 +40,14 @@ class Crowds(Generic[T]):
         return len(self._members.get(address, ()))
 
     def first_to_go(self) -> T:
-        """Returns the oldest peer from the address with the most peers, so that a stranger displaces its own."""
+        """Returns the oldest peer from the address with the most peers, so that a stranger displaces only its own
+        connections."""
         largest = max(self._members.values(), key=len)
         return next(iter(largest))
 
 
 class Places:
-    """Places for admitted peers. Each address may take a limited number. Many threads use them."""
+    """Places for admitted peers. Each address may take a limited number. Threads may share them."""
 
     def __init__(self, most: int) -> None:
         self._most, self._taken, self._lock = most, Counter[str](), threading.Lock()

@@ -1,15 +1,14 @@
 """The digest of a batch: eight bytes that depend on the batch's ticket and on each of the batch's bytes.
 
 A feeder seals the bodies that it sends, and a receiver verifies the seals if the job's manifest requests this. A
-process that makes its own batches computes the same digest without a copy. No other module knows which hash function is
-used. Related modules: `core.layout` defines the format, and `core.consumption` folds the digests.
+process that makes its own batches computes the same digest without a copy.
 
     identity = xxh3_64(u64 ticket, u64 first position, u8 bare, u64 for each key)
     digest   = xxh3_64(identity, then the body after its seal)
 
 The RNG seed is not included, because its effects are in the bytes. The hash is neither secret nor cryptographic: anyone
-can construct two batches with the same digest. CPU-seconds per GB: xxh3 0.016 from a cache and 0.033 from memory,
-zlib's crc32 0.24, SHA-256 0.56.
+can construct two batches with the same digest. Per GB, xxh3 takes 0.016 CPU-seconds from a cache and 0.033 from memory.
+zlib's crc32 takes 0.24, and SHA-256 takes 0.56.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ _U64 = struct.Struct("<Q")
 _COVERED_AT = _U64.size
 """Offset of the bytes that the digest covers: the identity, then the body."""
 _BODY_AT = 2 * _U64.size
-"""Offset of the body's remainder, after digest and identity, as in `layout.SEAL`. The value is repeated in this module
-because the sidecar compares digests, but lacks msgpack, which `core.layout` needs."""
+"""Offset of the bytes after the digest and the identity: the size of `layout.SEAL`. It is repeated here because the
+sidecar lacks msgpack, which `core.layout` needs."""
 
 
 def identity(ticket: int, first_position: int, bare: bool, numbers: Sequence[int]) -> int:
@@ -39,7 +38,7 @@ def identity(ticket: int, first_position: int, bare: bool, numbers: Sequence[int
 
 
 def seal(body: memoryview, identity: int) -> int:
-    """Writes identity and digest into a complete body; returns the digest."""
+    """Writes the identity and the digest into a complete body. Returns the digest."""
     _U64.pack_into(body, _COVERED_AT, identity)
     digest = xxh3_64_intdigest(body[_COVERED_AT:])
     _U64.pack_into(body, 0, digest)

@@ -2,7 +2,7 @@
 
     DataLoaderJobError
     ├── InputError            the user's input cannot work: arguments, dataset, manifest (also ValueError)
-    │   ├── ScratchTooSmall  dataset and code do not fit into feeders' scratch
+    │   ├── ScratchTooSmall  the dataset and its code do not fit into the feeders' scratch volume
     │   └── UnsupportedBatch  a leaf of the batch cannot be sent (also TypeError)
     ├── ServiceError          the service cannot do its work
     │   ├── ServiceUnavailable  no sidecar answers, or it refused this process
@@ -30,15 +30,15 @@ class DataLoaderJobError(Exception):
 
 
 class InputError(DataLoaderJobError, ValueError):
-    """Arguments, dataset or manifest cannot work; the message states what would."""
+    """The arguments, the dataset or the manifest cannot work. The message states what would."""
 
 
 class ScratchTooSmall(InputError):
-    """Dataset and code do not fit into the feeders' scratch; the message names the field to increase."""
+    """The dataset and its code do not fit into the feeders' scratch volume. The message names the field to increase."""
 
 
 class UnsupportedBatch(InputError, TypeError):
-    """A leaf of a batch cannot be sent to a trainer; the message names the leaf and the option."""
+    """A leaf of a batch cannot be sent to a trainer. The message names the leaf and the option that allows it."""
 
 
 class ServiceError(DataLoaderJobError, RuntimeError):
@@ -50,7 +50,7 @@ class ServiceUnavailable(ServiceError):
 
 
 class DeadlineExceeded(ServiceError, TimeoutError):
-    """A wait ran past its deadline; the message names index, feeder and phase."""
+    """A wait ran past its deadline. The message names the index, the feeder and the phase."""
 
 
 class FeederLost(ServiceError):
@@ -58,12 +58,11 @@ class FeederLost(ServiceError):
 
 
 class OutOfMemory(FeederLost):
-    """The kernel killed feeder processes for lack of memory; the message names the limit and the field to
-    increase."""
+    """The kernel killed feeder processes for lack of memory. The message names the limit and the field to increase."""
 
 
 class UserCodeError(DataLoaderJobError, RuntimeError):
-    """The user's code raised an exception whose type cannot be rebuilt in the trainer; the message quotes it in
+    """The user's code raised an exception whose type cannot be rebuilt in the trainer. The message quotes it in
     full."""
 
 
@@ -72,7 +71,7 @@ class ProtocolError(DataLoaderJobError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """A remote peer sent something it may not send."""
+    """A remote peer sent something that it may not send."""
 
 
 class AuthError(ProtocolError):
@@ -95,6 +94,6 @@ def say(text: str) -> None:
 
 
 def named(name: str) -> type[DataLoaderJobError]:
-    """Returns the error class of this name; ServiceError if this release has no class of that name."""
+    """Returns the error class with this name, or ServiceError if this release has no such class."""
     found = globals().get(name)
     return found if isinstance(found, type) and issubclass(found, DataLoaderJobError) else ServiceError

@@ -1,8 +1,7 @@
-"""Functions that create and remove folders of this user alone, and that open files, in places where other users may
-write.
+"""Functions that create and remove private folders, and that open files, in places where other users may write.
 
-In a shared temporary folder, another user may already have created a folder or link of the wanted name. Therefore, each
-path component that this module creates is checked without following links, and no path is resolved. Entries are removed
+In a shared temporary folder, another user may already have created a folder or link with the wanted name. So this
+module checks each path component that it creates without following links, and resolves no path. Entries are removed
 only by name, through a file descriptor, and only from a folder with this package's mark.
 """
 
@@ -21,7 +20,7 @@ MARK = ".dataloaderjob"
 """Name of the file that marks a folder as this package's, so that the folder may be emptied."""
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 OWNER_WRITES, OWNER_WRITES_FOLDER = 0o644, 0o755
-"""Modes of files and folders that contain code: whatever the umask permits, only their owner may change them."""
+"""Modes of files and folders that contain code. Only their owner may change them, whatever the umask permits."""
 FULL = frozenset({errno.ENOSPC, errno.EDQUOT})
 
 
@@ -94,7 +93,7 @@ def remove_child(path: Path, name: str) -> None:
 
 
 def make_for_owner(path: Path) -> None:
-    """Makes a folder and its missing parents. Others may look into them at most, whatever the umask permits. Raises
+    """Creates a folder and its missing parents. Only this user may change them, whatever the umask permits. Raises
     OSError."""
     missing = [folder for folder in (path, *path.parents) if not folder.exists()]
     for folder in reversed(missing):
@@ -106,9 +105,9 @@ def make_for_owner(path: Path) -> None:
 def enter(path: Path, error: type[DataLoaderJobError], *, within: int | None = None) -> int:
     """Opens a folder. Returns its file descriptor, through which its files can be reached even if somebody renames it.
 
-    `within`: the file descriptor of the folder that contains `path`. Raises `error` for a link that belongs to neither
-    this user nor root, because it could be changed to point anywhere. With `within`, raises `error` for any link.
-    Raises OSError.
+    Raises `error` for a link that belongs to neither this user nor root, because its owner could redirect it. `within`
+    is the file descriptor of the folder that contains `path`. If it is given, raises `error` for any link. Raises
+    OSError.
     """
     flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
     found = os.lstat(path, dir_fd=within)
@@ -170,7 +169,7 @@ def write(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def room(path: Path, error: type[DataLoaderJobError]) -> Iterator[None]:
-    """Replaces an OSError that a full disk at `path` causes with `error`, which states a remedy."""
+    """Converts the OSError of a full disk at `path` into `error`, which states a remedy."""
     try:
         yield
     except OSError as exc:
@@ -181,7 +180,8 @@ def room(path: Path, error: type[DataLoaderJobError]) -> Iterator[None]:
 
 
 def _wrong(found: os.stat_result) -> str | None:
-    """Describes why a path is not a folder that only this user may write to; None if it is one."""
+    """Checks that a path is a folder that only this user may write to. Returns what it is instead, or None if it is
+    one."""
     if stat.S_ISLNK(found.st_mode):
         return f"a symbolic link of user {found.st_uid}"
     if not stat.S_ISDIR(found.st_mode):
@@ -194,11 +194,8 @@ def _wrong(found: os.stat_result) -> str | None:
 
 
 def check_above(path: Path, remedy: str) -> None:
-    """Checks that nobody else can rename the contents of a folder that this process did not create, and may have
-    reached through a link.
-
-    Raises ServiceUnavailable, with `remedy`, if somebody else can do so. Raises OSError.
-    """
+    """Raises ServiceUnavailable, with `remedy`, if another user can rename the contents of an existing folder. `path`
+    may contain links. Raises OSError."""
     found = os.stat(path)
     if found.st_uid not in (0, os.getuid()):
         what = f"it belongs to user {found.st_uid}"
@@ -214,7 +211,7 @@ def check_above(path: Path, remedy: str) -> None:
 
 @contextlib.contextmanager
 def _entered(path: Path) -> Iterator[int | None]:
-    """Yields a file descriptor of the folder `path`; None if it is not a folder with this package's mark."""
+    """Yields a file descriptor of the folder `path`, or None if it is not a folder with this package's mark."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

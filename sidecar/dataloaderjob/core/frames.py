@@ -20,15 +20,19 @@ a number and a MAC after the header, and a MAC after any payload that is not a b
 | check      | u32  | CRC-32 of the preceding 60 bytes |
 
 The payload of a ticket contains the seed, position and keys of one batch. The trainer packs it, and the receiver
-forwards it unread. It is decoded only by a feeder, and by a process that reports a late batch.
+forwards it unread. Only two kinds of process decode it: feeders, and processes that report a late batch.
 
     u64 base_seed, u64 first_position, u8 bare, u8 key_form, u16 draws, u32 count, then the keys
 
-`draws` is the number of earlier iterators that used the RNGs held by the dataset; 0 if it holds none.
-`bare` is the form in which torch's fetcher receives the keys. 0: a batch (list); 1: a single key (`batch_size=None`).
-`key_form`: INTS is a list of `count` int64 values. PICKLED is one pickle of the batch sampler's output: a list with
-keys of any other type, a tuple, or an array (pickles are allowed in the direction from trainer to feeder). ITEMS is one
-pickle of an array, and the keys are a list of the array's items.
+`draws` is the number of earlier iterators that used the RNGs held by the dataset, or 0 if it holds none.
+`bare` is 1 if torch's fetcher receives a single key (`batch_size=None`), and 0 if it receives a list of keys.
+`key_form` is the form of the keys. Pickles are allowed only from trainer to feeder.
+
+    INTS     `count` int64 values
+    PICKLED  one pickle of the batch sampler's output: a list with keys of any other type, a tuple, or an array
+    ITEMS    one pickle of an array; the keys are a list of the array's items
+    READ     u32 slot, then the samples that the slot read (`ReadSamples`) in place of keys
+    SLOT     see below
 
 A batch of an IterableDataset has no keys. Its ticket (key form SLOT) names the slot, which corresponds to one of
 torch's workers. In place of the first position, it contains the batch's number in that slot. `count` is the number of
@@ -37,8 +41,8 @@ samples in a batch. These fields follow:
     u32 slot, u8 (1: drop_last, 2: asks), u64 needed: the first batch of the slot that may still be requested again
     u64 known, u64 digest: the digest of batch `known` - 1, if it was received and must be rebuilt identically; else 0
 
-Unless the slot begins at its first batch, u64 made and the slot's snapshot after `made` batches follow. The snapshot is
-opaque to all processes except those that run user code.
+If the slot is to resume from a snapshot, u64 made and the snapshot follow. The snapshot was taken after `made` batches.
+Only processes that run user code look into it.
 """
 
 from __future__ import annotations
@@ -62,10 +66,10 @@ HEADER_NBYTES = HEADER.size
 _HEAD = struct.Struct("<HBBHHIQ16sQQ8x")
 _CHECK = struct.Struct("<I")
 MAX_CONTROL_NBYTES = 64 * 1024 * 1024
-"""Maximum payload of any frame: a ticket with a million indices takes 8 MB. Most kinds have less, and BODY more."""
+"""Maximum payload of a TICKET or BUNDLE frame, in bytes. A ticket with a million indices takes 8 MB."""
 MAX_TEXT_NBYTES = 16 * 1024
 MAX_FAILED_NBYTES = 1 << 20
-"""Maximum size of a failure (`making.failures`); text, values and traceback have limits that add up to less."""
+"""Maximum size of a failure (`making.failures`). The limits of its text, values and traceback add up to less."""
 MAX_BODY_NBYTES = 1 << 40
 NO_BUNDLE = bytes(16)
 _TICKET_HEAD = struct.Struct("<QQBBHI")
@@ -84,7 +88,7 @@ MAX_SNAPSHOT_NBYTES = 1 << 20
 _SLOT_END = TICKET_HEAD_NBYTES + _SLOT.size
 _NEEDED_AT, _NEEDED = TICKET_HEAD_NBYTES + 5, struct.Struct("<Q")
 TICKET_DEPTH = 2
-"""Number of tickets that a feeder holds if there are enough: one to work on, and one to hide the round trip."""
+"""Number of tickets that a feeder holds if possible: one to work on, and one to hide the round trip."""
 _TICKET_ENTRY = struct.Struct("<QI")
 TicketOfInts = tuple[int, int, list[int], bool]
 """The arguments of `pack_ticket_of_ints`."""
@@ -93,44 +97,44 @@ assert HEADER_NBYTES == 64  # noqa: S101  the layout above is the protocol
 
 
 class FrameKind(IntEnum):
-    """The meaning of a frame. R = sent by the receiver, F = by the feeder."""
+    """The meaning of a frame. R: the receiver sends it. F: the feeder sends it."""
 
     TICKET = 1
     """R: make this batch. Payload: `pack_ticket`."""
     GRANT = 2
-    """R: the extent for the announced body has been allocated; send the body."""
+    """R: the extent for the announced body has been allocated. Send the body."""
     CANCEL = 3
-    """R: forget this ticket, built or not."""
+    """R: forget this ticket, even if its batch is built."""
     ANNOUNCE = 4
-    """F: the batch is built; `room` is its size. Sent when it exceeds the ticket's `room`."""
+    """F: the batch is built, and is larger than the ticket's `room`. `room`: the size of the batch."""
     BODY = 5
     """F: the batch itself (`layout`)."""
     FAILED = 6
     """F: user code failed. Payload: `making.failures`. With Flag.ELSEWHERE, another feeder may succeed."""
     PROGRESS = 7
-    """F: about to make sample number `room` of this ticket. Only for tickets with Flag.PROBE."""
+    """F: a builder is about to make sample number `room` of this ticket. Sent only for tickets with Flag.PROBE."""
     NEED_BUNDLE = 8
     """F: the feeder does not know `bundle`."""
     BUNDLE = 9
     """R: the bundle. Payload: its manifest (JSON)."""
     NOTE = 10
-    """F: a note for the user, such as about a dataset being loaded or a slow import. Payload: a line of text."""
+    """F: a note for the user, for example that an import is slow. Payload: a line of text."""
     CANCELLED = 11
     """F: work on this cancelled ticket has ended. This shows that a feeder that was suspected of hanging responds
     again."""
     LOST = 12
-    """F: the process that was making this ticket has exited. `room`: position of the sample + 1; 0 if none was being
-    made. Payload: how the process exited."""
+    """F: the process that was making this ticket has exited. `room`: the sample's position plus 1, or 0 if no sample
+    was being made. Payload: how the process exited."""
     RELEASE = 13
     """R: no stream uses `bundle` any longer."""
     ALIVE = 14
-    """F: this ticket is still being made: the delay is in user code, not in the feeder. `room`: the number of earlier
+    """F: this ticket is still being made. The delay is in user code, not in the feeder. `room`: the number of earlier
     batches of its slot that have been rebuilt so far."""
     SNAPSHOT = 15
     """F: the state of a slot after some batches, from which another feeder can resume. Payload: `pack_snapshot`."""
     SHARED = 16
-    """F: the batch is in the feeder's shared memory, on the receiver's machine: a BODY without the bytes. Payload:
-    `pack_shared`. A buffer's first such frame is sent with the buffer's file descriptor."""
+    """F: the batch is in the feeder's shared memory, on the receiver's machine. This frame replaces BODY. Payload:
+    `pack_shared`. The first such frame for a buffer carries the buffer's file descriptor."""
     TAKEN = 17
     """R: the earliest outstanding SHARED batch has been copied, or is no longer wanted."""
     UNMAP = 18
@@ -138,7 +142,7 @@ class FrameKind(IntEnum):
 
 
 class Flag(IntEnum):
-    """Bits of a header's `flags`. Not an IntFlag, whose `&` takes 2 µs, and more with cold caches."""
+    """Bits of a header's `flags`. This is not an IntFlag, because the `&` of an IntFlag takes 2 µs or more."""
 
     CHECKSUM = 1
     """Makes the receiver verify this BODY against its digest (`core.digests`). A TICKET with this flag requests a BODY
@@ -147,19 +151,19 @@ class Flag(IntEnum):
     """Requests PROGRESS before each sample of a TICKET, because the ticket was outstanding when a feeder died or
     hung."""
     ELSEWHERE = 4
-    """Marks a FAILED from a feeder that could not load the bundle; other feeders may be able to load it."""
+    """Marks a FAILED from a feeder that could not load the bundle. Other feeders may be able to load it."""
     ENDED = 8
     """Marks a FAILED that reports no failure. Either the ticket's slot has no such batch (payload `pack_end`), or the
-    batch exists and the ticket only asked whether it does (`pack_there`)."""
+    ticket only asked whether the batch exists, and it does (`pack_there`)."""
     RESTORABLE = 16
-    """Marks a slot's TICKET for which a snapshot or a received batch's digest exists, but was omitted because a builder
-    of the slot should already have begun. A builder that has not begun exits, and the ticket is sent again in full."""
+    """Marks a slot's TICKET that omits an existing snapshot or digest, because a builder of the slot should already
+    have begun. A builder that has not begun exits, and the ticket is sent again in full."""
     MEMORY = 32
     """Marks a LOST for a process that the kernel killed for lack of memory."""
 
 
 SINCE = ", since "
-"""Precedes the time in a NOTE about a feeder's unfinished work."""
+"""Text that precedes the time in a NOTE about a feeder's unfinished work."""
 FROM_RECEIVER = frozenset(
     {
         FrameKind.TICKET,
@@ -184,11 +188,11 @@ _LIMITS = {
     FrameKind.SHARED: _SHARED.size,
 }
 _LIMIT_OF = tuple(_LIMITS.get(kind, 0) for kind in range(max(FrameKind) + 1))  # type: ignore[call-overload]
-"""Maximum payload of each kind of frame. All other kinds have none."""
+"""Maximum payload of each kind of frame, in bytes. It is 0 for kinds that `_LIMITS` does not list."""
 
 
 class Header(NamedTuple):
-    """A decoded header; see the table above."""
+    """A decoded header. The table above describes its fields."""
 
     kind: int
     flags: int
@@ -219,8 +223,8 @@ def pack_header(
 def unpack_header(data: bytes | bytearray | memoryview, allowed: frozenset[FrameKind]) -> Header:
     """Checks and decodes the first 64 bytes of `data`.
 
-    Raises RemoteProtocolError, before anything is allocated, if the magic number, version, checksum, kind or length is
-    not one that a peer of this role may send.
+    Raises RemoteProtocolError, before anything is allocated, if the header is corrupt, is of another version, or has a
+    kind or length that is not allowed.
     """
     magic, version, kind, flags, load, stream, ticket, bundle, nbytes, room, check = HEADER.unpack_from(data)
     if magic != MAGIC or zlib.crc32(memoryview(data)[: _HEAD.size]) != check:
@@ -254,9 +258,8 @@ class Ticket(NamedTuple):
 
 
 class ReadSamples(NamedTuple):
-    """The samples of a batch as read by its slot. A ticket carries them in place of keys. The batch's place in its slot
-    is `Ticket.first_position`.
-    """
+    """The samples of a batch, as its slot read them. A ticket carries them in place of keys. The batch's place in its
+    slot is `Ticket.first_position`."""
 
     slot: int
     size: int
@@ -273,11 +276,11 @@ class SlotTicket(NamedTuple):
     """The batch's place in its slot, from 0."""
     slot: int
     size: int
-    """Number of samples in a batch; 1 if samples are bare."""
+    """Number of samples in a batch, or 1 if samples are bare."""
     bare: bool = False
     drop_last: bool = False
     needed: int = 0
-    """The slot's batches before this one will not be requested again."""
+    """Number of the first batch of the slot that may still be requested again."""
     known: tuple[int, int] | None = None
     """(number, digest) of a received batch. If the batch is rebuilt, its digest must be the same."""
     snapshot: tuple[int, bytes] | None = None
@@ -292,8 +295,8 @@ def _ticket_struct(count: int) -> struct.Struct:
 
 
 def all_ints(keys: Sequence[Any]) -> bool:
-    """Returns True if all keys are exactly of type `int`, and can therefore be sent as integers. A numpy integer
-    cannot, because a dataset in one of torch's workers would see its type."""
+    """Returns True if all keys are exactly of type `int`, so that they can be sent as integers. Other types, such as
+    numpy integers, must be pickled, because the dataset sees a key's type."""
     n = len(keys)
     return type(keys[0]) is int if n == 1 else list(map(type, keys)).count(int) == n
 
@@ -306,16 +309,15 @@ def pack_ticket(
     bare: bool = False,
     pickle_keys: Callable[[Any], bytes] = pickle.dumps,
 ) -> bytes:
-    """Packs the ticket of one batch. A list of ints takes 8 bytes per key; any other keys are packed by
-    `pickle_keys`."""
+    """Packs the ticket of one batch. A list of ints takes 8 bytes per key. `pickle_keys` packs any other keys."""
     if type(keys) is list and all_ints(keys):
         return pack_ticket_of_ints(base_seed, first_position, keys, bare)
     return _pack_pickled_ticket(base_seed, first_position, keys, bare, pickle_keys=pickle_keys)
 
 
 def pack_ticket_of_items(base_seed: int, first_position: int, keys: Any) -> bytes:
-    """Packs the ticket of a batch. `keys`: an array with one item per key, which is pickled as a whole. In a list, each
-    item would be pickled separately."""
+    """Packs the ticket of a batch. `keys` is an array with one item per key. The array is pickled as a whole, because
+    the items of a list would be pickled separately."""
     return _pack_pickled_ticket(base_seed, first_position, keys, False, KeyForm.ITEMS)
 
 
@@ -384,26 +386,25 @@ def pack_slot_ticket(ticket: SlotTicket) -> bytes:
 
 
 def with_beginning(data: bytes, snapshot: tuple[int, bytes] | None, known: tuple[int, int] | None) -> bytes:
-    """Returns a slot's packed ticket, to which the snapshot to resume from and the digest of a received batch are added
-    if they are given."""
+    """Adds a snapshot to resume from, and the digest of a received batch, to a slot's packed ticket."""
     if known is not None:
         data = data[: _SLOT_END - _KNOWN.size] + _KNOWN.pack(known[0] + 1, known[1]) + data[_SLOT_END:]
     return data if snapshot is None else data[:_SLOT_END] + _MADE.pack(snapshot[0]) + snapshot[1]
 
 
 def with_needed(data: bytes, needed: int) -> bytes:
-    """Returns a slot's packed ticket with `needed`: earlier batches will not be requested again."""
+    """Returns a slot's packed ticket with another `needed`, the first batch that may still be requested again."""
     return data[:_NEEDED_AT] + _NEEDED.pack(needed) + data[_NEEDED_AT + _NEEDED.size :]
 
 
 def slot_of(data: bytes) -> int | None:
-    """Returns the slot of a packed ticket; None if it has keys."""
+    """Returns the slot of a packed ticket, or None if the ticket has keys."""
     is_slots = len(data) >= _SLOT_END and data[_KEY_FORM_AT] == KeyForm.SLOT
     return int(_SLOT.unpack_from(data, TICKET_HEAD_NBYTES)[0]) if is_slots else None
 
 
 def unpack_slot_ticket(data: bytes | memoryview) -> SlotTicket | None:
-    """Decodes a slot's ticket; None for a ticket with keys. Raises RemoteProtocolError for anything else."""
+    """Decodes a slot's ticket. Returns None for a ticket with keys. Raises RemoteProtocolError for anything else."""
     base_seed, number, bare, key_form, _, size = _ticket_head(data)
     if key_form != KeyForm.SLOT:
         return None
@@ -476,7 +477,7 @@ def says_there(payload: bytes) -> bool:
 
 
 def pack_there(number: int) -> bytes:
-    """Returns the payload of a FAILED frame with Flag.ENDED for a ticket that asks: the batch exists."""
+    """Returns the payload of a FAILED frame with Flag.ENDED that answers a ticket that asks: batch `number` exists."""
     return json.dumps({"there": number}).encode()
 
 
@@ -487,8 +488,8 @@ def positions_of(data: bytes | memoryview) -> tuple[int, int]:
 
 
 def ints_of(data: bytes | memoryview) -> list[int] | None:
-    """Returns the keys of a packed ticket if they are ints; None for any other keys, because only processes that run
-    user code may unpickle keys. Raises RemoteProtocolError if the ticket is too short for its keys."""
+    """Returns the keys of a packed ticket if they are ints. Returns None for other keys, because only processes that
+    run user code may unpickle keys. Raises RemoteProtocolError if the ticket is too short for its keys."""
     key_form = _ticket_head(data)[3]
     return list(unpack_ticket(data).keys) if key_form == KeyForm.INTS else None
 
@@ -522,8 +523,7 @@ def _tickets_struct(tickets: int, count: int) -> struct.Struct:
 
 def join_tickets_of_ints(numbers: Sequence[int], entries: Sequence[TicketOfInts | bytes]) -> bytes | None:
     """Packs the entries as `pack_ticket_of_ints` does and joins them as `join_tickets` does, in one step. Returns None
-    unless all entries have the same number of keys, all ints.
-    """
+    unless all entries have the same number of keys and all keys are ints."""
     fields: list[int] = []
     count = -1
     for number, entry in zip(numbers, entries, strict=True):

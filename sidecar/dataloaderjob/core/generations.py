@@ -1,6 +1,6 @@
 """The generations of a job's certificates, and the time at which each begins and ends. Pure.
 
-A certificate is used for one period and is valid for two, so the issuer of the next one may be down for a whole period.
+A certificate is used for one period and is valid for two. So the issuer of the next one may be down for a whole period.
 A pod's spec lists all generations from the start, so their number is fixed.
 """
 
@@ -32,8 +32,7 @@ class Schedule:
         return self.start(generation + 2)
 
     def current(self, now: datetime) -> int:
-        """Returns the generation to use now: the first one if the clock is before its start, the last one after its
-        end."""
+        """Returns the generation to use now. This is the first one before its start, and the last one after its end."""
         return min(max((now - self.began) // self.period, 0), GENERATIONS - 1)
 
     def needed(self, now: datetime) -> tuple[int, ...]:
@@ -42,6 +41,6 @@ class Schedule:
         return tuple(sorted({0, self.current(now)}))
 
     def next_start(self, now: datetime) -> datetime | None:
-        """Returns the time at which the next generation begins; None after the last one."""
+        """Returns the time at which the next generation begins, or None if the current one is the last."""
         following = self.current(now) + 1
         return None if following >= GENERATIONS else self.start(following)

@@ -1,6 +1,7 @@
 """The handshake that begins every connection of a job.
 
-Each side proves to the other that it holds the key of the role (c: the connecting side, s: the accepting side):
+Each side proves to the other that it holds the role's key (`core.keys`). c is the connecting side, and s is the
+accepting side:
 
     s -> c   {"nonce": s, "protocol": newest, "oldest": oldest}      the versions that s speaks
     c -> s   {"nonce": c, "protocol": n, "role": ..., "name": ..., "job": ..., "facts": {...}, "mac": ...}
@@ -10,16 +11,16 @@ Each side proves to the other that it holds the key of the role (c: the connecti
 Each mac is HMAC-SHA256 over a label for its direction and everything that both sides have stated. Therefore, no message
 can be replayed or reflected, and nobody on the path can change a version, a role or a name. The keys of the seals
 (`core.seals`) are derived from the same statements. Seals protect all later messages of a TCP connection. Nothing is
-encrypted. `ClientHandshake` and `ServerHandshake` take and return bytes; the socket's owner sends and receives them.
+encrypted.
 
-Among their facts, both sides state the transport that they use (`sockets.transport_of`), and refuse a peer that uses
-another. Unix sockets have no seals, so a relay between one and TCP, or between two machines, would strip them.
+`ClientHandshake` and `ServerHandshake` take and return bytes. The socket's owner sends and receives them.
 
-Before version SEALED of the control protocol, connections had no seals, and the macs did not cover versions. They did
-cover the nonce s, which now ends with the newest version that s speaks. Therefore, nobody on the path can downgrade two
-newer peers to such a version.
+Each side states its transport among its facts (`sockets.transport_of`), and refuses a peer that states another. Unix
+sockets have no seals, so a relay through a Unix socket would otherwise strip the seals.
 
-The key depends on the role (`core.keys`).
+Before version SEALED of the control protocol, connections had no seals, and the macs did not cover versions. But they
+covered the nonce s, which now ends with the newest version that s speaks. So nobody on the path can downgrade two newer
+peers to such a version.
 """
 
 from __future__ import annotations
@@ -69,7 +70,7 @@ SEALED = 5
 BOUND = 6
 """Version of the control protocol from which both sides state their transport."""
 TRANSPORT = "transport"
-"""The fact in which a side states its transport."""
+"""Key of the fact in which a side states its transport."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,7 +80,7 @@ class Versions:
     oldest: int
     newest: int
     remedy: str
-    """The advice to the user if a peer speaks none of them."""
+    """The advice to the user if a peer speaks none of these versions."""
     sealed: int = SEALED
     """The version from which connections have seals."""
     bound: int = BOUND
@@ -125,13 +126,13 @@ CONTROL = Versions(
 """Versions of the messages to and from the supervisor (`core.supervision`), which an operator of another release may
 poll.
 
-A message or meaning that a peer of `newest` does not know requires a bump of `newest`. `oldest` follows, so that each
+Bump `newest` for a message or a meaning that peers of this version do not know. Bump `oldest` later, so that each
 release can talk to the previous one. A new key in a message requires neither, because peers ignore unknown keys.
 """
 BY_ROLE = Versions(SINCE, CONTROL.newest, CONTROL.remedy)
-"""The versions for processes without the job's key, which versions before SINCE need (`core.keys`)."""
+"""Versions for processes that do not hold the job's key. Versions before SINCE need that key (`core.keys`)."""
 BY_NAME = Versions(NAMED, CONTROL.newest, CONTROL.remedy)
-"""The versions for a feeder with the key of its name."""
+"""Versions for a feeder that holds the key of its name."""
 
 
 def new_key() -> bytes:
@@ -180,7 +181,7 @@ def accept_answer(
 def confirm_acceptance(
     key: Key, challenge: dict[str, Any], reply: dict[str, Any], last: dict[str, Any], versions: Versions = CONTROL
 ) -> dict[str, Any]:  # fmt: skip
-    """Checks the third message; returns the acceptor's facts. Raises AuthError with the reason."""
+    """Checks the third message and returns the acceptor's facts. Raises AuthError with the reason."""
     if "error" in last:
         raise AuthError(f"the peer refused: {last['error']}")
     facts = last.get("facts", {})
@@ -197,8 +198,8 @@ def confirm_acceptance(
 def seals_after(
     key: Key, challenge: dict[str, Any], reply: dict[str, Any], versions: Versions = CONTROL, *, accepted: bool
 ) -> Seals | None:  # fmt: skip
-    """Returns the seals of a connection after these messages; None if the version has none. `accepted`: True on the
-    accepting side."""
+    """Returns the seals of the messages that follow the handshake, or None if the version has none. `accepted` is True
+    on the accepting side."""
     if reply["protocol"] < versions.sealed:
         return None
     key, stated = (
@@ -213,8 +214,8 @@ def seals_after(
 
 
 def check_transport(ours: str, facts: dict[str, Any], protocol: int, versions: Versions) -> None:
-    """Raises AuthError unless the peer's facts, which its MAC covers, state our transport. Peers of earlier versions
-    state none."""
+    """Raises AuthError unless the peer's facts state the same transport as ours. Peers of earlier versions state
+    none."""
     theirs = facts.get(TRANSPORT)
     if theirs == ours or (theirs is None and protocol < versions.bound):
         return
@@ -251,7 +252,7 @@ def _mac(key: bytes, label: str, *fields: object) -> bytes:
 
 
 def _same(expected: bytes, found: object) -> bool:
-    """Compares in constant time. A peer may send anything, including non-ASCII text."""
+    """Compares a mac with a peer's in constant time. The peer may have sent anything, including non-ASCII text."""
     return hmac.compare_digest(expected.hex().encode(), str(found).encode("utf-8", "replace"))
 
 
@@ -262,7 +263,7 @@ class Handshake:
         self._data = bytearray()
         self.done = False
         self.seals: Seals | None = None
-        """The seals of later messages, once the handshake is done; None if the version has none."""
+        """The seals of later messages, once the handshake is done. None if the version has no seals."""
 
     def _on(self, message: dict[str, Any]) -> bytes:
         raise NotImplementedError
@@ -276,7 +277,7 @@ class Handshake:
         return LENGTH.size + length_of(self._data, MAX_HELLO_NBYTES) - have
 
     def receive(self, data: bytes | bytearray | memoryview) -> bytes:
-        """Returns the bytes to send. Raises AuthError, RemoteProtocolError."""
+        """Takes bytes from the peer. Returns the bytes to send. Raises AuthError and RemoteProtocolError."""
         self._data += data
         if self._data.startswith(TLS_RECORDS):
             raise AuthError(UNDER_TLS)
@@ -297,13 +298,13 @@ class Handshake:
 
 
 class ClientHandshake(Handshake):
-    """The connecting side."""
+    """The connecting side of the handshake."""
 
     def __init__(
         self, key: Key, *, role: str, name: str, job: str, facts: dict[str, Any] | None = None,
         versions: Versions = CONTROL, transport: str = TCP,
     ) -> None:  # fmt: skip
-        """`transport`: as returned by `sockets.transport_of` for the connection."""
+        """`transport` is the result of `sockets.transport_of` for the connection."""
         super().__init__()
         self._key = key
         self._versions, self._transport = versions, transport
@@ -332,13 +333,13 @@ class ClientHandshake(Handshake):
 
 
 class ServerHandshake(Handshake):
-    """The accepting side, which sends `greeting` first."""
+    """The accepting side of the handshake. Its owner sends `greeting` first."""
 
     def __init__(
         self, key: Key, *, job: str, facts: dict[str, Any] | None = None, versions: Versions = CONTROL,
         transport: str = TCP,
     ) -> None:  # fmt: skip
-        """`transport`: as returned by `sockets.transport_of` for the connection."""
+        """`transport` is the result of `sockets.transport_of` for the connection."""
         super().__init__()
         self._key, self._job, self._versions, self._transport = key, job, versions, transport
         self._facts = {**(facts or {}), TRANSPORT: transport}
@@ -362,8 +363,11 @@ def connect(
     address: tuple[str, int], key: Key, *, role: str, name: str, job: str, versions: Versions = CONTROL,
     timeout_s: float = HANDSHAKE_TIMEOUT_S, tls: Credentials | None = None, to: Part = Part.SUPERVISOR,
 ) -> Connection:  # fmt: skip
-    """Connects and completes the handshake. Returns a socket without a timeout. `tls`: the certificates of this
-    process, if the job uses TLS. `to`: the part of the job that listens there. Raises OSError, ProtocolError."""
+    """Connects and completes the handshake. Returns a connection without a timeout. Raises OSError and ProtocolError.
+
+    `tls` contains the certificates of this process. It is None if the job does not use TLS. `to` is the part of the job
+    that listens at `address`.
+    """
     sock = dial(address, timeout_s)
     try:
         if tls is not None:

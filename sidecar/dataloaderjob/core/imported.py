@@ -10,7 +10,8 @@ from pathlib import Path
 
 
 def record(path: Path) -> None:
-    """Records the files of this process, each with its modification time and size. Raises OSError."""
+    """Writes a list of the files that this process has imported to `path`, each with its modification time and size.
+    Raises OSError."""
     files = {
         str(file) for module in list(sys.modules.values()) if (file := getattr(module, "__file__", None))
     }
@@ -22,7 +23,7 @@ def record(path: Path) -> None:
 
 
 def is_current(path: Path) -> bool:
-    """Returns True if every file is unchanged since `record`; False if nothing was recorded."""
+    """Returns True if every file is unchanged since `record`. Returns False if nothing was recorded."""
     try:
         found = json.loads(path.read_text())
         return all(_state(file) == state for file, state in found.items())

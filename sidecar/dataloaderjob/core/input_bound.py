@@ -1,7 +1,7 @@
-"""The verdict on a live job, derived from its measures: whether the job is input-bound, which resource is the
-bottleneck, and how many feeders the job needs. Pure.
+"""The verdict on a live job, derived from its measures: its wait for input, its bottleneck, and the feeders that it
+needs. Pure.
 
-`core.sizing` predicts a bottleneck. This module finds the current bottleneck in the measures: the receiver, the feeders
+`core.sizing` predicts a bottleneck. This module finds the current one in the measures. It is the receiver, the feeders
 or the connections, if one of these is busy. If none is busy, changing the number of feeders does not help.
 """
 
@@ -16,7 +16,8 @@ from dataloaderjob.core.sizing import WAITS, WORTH, Limit, Pipeline, ceilings, n
 FULL = 0.85
 """A receiver that is busy for at least this share of time is the bottleneck."""
 BUSY = 0.6
-"""The same share for feeders. It is smaller because feeders are idle between two epochs."""
+"""Feeders that are busy for at least this share of time are the bottleneck. The share is smaller than FULL because
+feeders are idle between two epochs."""
 SENDING = 0.5
 """If finished batches wait for their connection for at least this share of time, the network is the bottleneck."""
 IDLE = 0.85
@@ -43,7 +44,7 @@ class LiveLimit(StrEnum):
     ORDER = "order"
     """None of the above: individual batches are late, or the loop restarts often."""
     TRAINER = "trainer"
-    """Training itself: it does not wait."""
+    """Training itself, which does not wait."""
 
 
 BY_NUMBER = (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.SLOTS)
@@ -75,7 +76,7 @@ class InputVerdict:
     """Share of a step spent waiting for input."""
     limit: LiveLimit
     gain: float
-    """Predicted rate with `feeders`, as a multiple of the current rate; 1 if there is nothing to gain."""
+    """Predicted rate with `feeders`, as a multiple of the current rate, or 1 if there is nothing to gain."""
     feeders: int
     """Recommended number of feeders. It may be smaller than the current number."""
     now: int
@@ -91,12 +92,13 @@ class InputVerdict:
         return str(self.limit) if self.is_bound else OK
 
     def column(self, number: int, current: int) -> str:
-        """Returns the word, and the recommended number if it differs from the current one: `feeders 12`, `ok`. Callers
-        may pass numbers of feeders or of pods."""
+        """Returns the word, and the recommended number if it differs from the current one, such as `feeders 12` or
+        `ok`."""
         return self.word if number == current else f"{self.word} {number}"
 
     def sentence(self, number: int | None = None, current: int | None = None, unit: str = "feeders") -> str:
-        """Explains the verdict to people. `number` and `current`: the recommended and the current number of `unit`."""
+        """Explains the verdict in a sentence. `number` and `current` are the recommended and the current number of
+        `unit`."""
         number, current = self.feeders if number is None else number, self.now if current is None else current
         if not self.is_bound:
             text = f"training hardly waits for input ({self.waiting:.0%} of each step)"
@@ -119,7 +121,7 @@ def pipeline_of(measures: Measures) -> Pipeline:
 
 
 def judge(measures: Measures | None) -> InputVerdict | None:
-    """Returns the verdict on a job; None if there are too few batches, or if no feeder has reported a cost."""
+    """Returns the verdict on a job, or None if there are too few batches or no feeder has reported a cost."""
     if measures is None or not measures.wall_s or not measures.feeders:
         return None
     pipeline = pipeline_of(measures)
@@ -137,8 +139,7 @@ def judge(measures: Measures | None) -> InputVerdict | None:
 
 
 def predicted(measures: Measures, feeders: int) -> float:
-    """Returns the expected rate with `feeders` feeders, a larger number than now, in batches per second of all
-    ranks."""
+    """Predicts the rate with more feeders than now, in batches per second of all ranks."""
     pipeline = pipeline_of(measures)
     limit = _limit(measures, pipeline)
     if limit not in (LiveLimit.FEEDERS, LiveLimit.STORAGE, LiveLimit.TRAINER):
@@ -170,11 +171,12 @@ def _limit(measures: Measures, pipeline: Pipeline) -> LiveLimit:
 
 
 def demand(measures: Measures, pipeline: Pipeline, limit: LiveLimit) -> tuple[float, bool]:
-    """Returns the rate, in batches per second, that all resources except feeders allow, and True if the slots of an
-    iterable dataset are the limiting resource. A resource that is fully used allows only the current rate."""
+    """Returns (rate, is_slots). `rate` is the rate, in batches per second, that all resources except feeders allow.
+    `is_slots` is True if the slots of an iterable dataset limit it. A resource that is fully used allows only the
+    current rate."""
     now = measures.rate
     allowed = ceilings(pipeline)
-    if measures.receiving < FULL:  # the model is for any machine, the measurement for this one
+    if measures.receiving < FULL:  # the model describes any machine, but the measurement is of this one
         allowed[Limit.RECEIVER] = max(allowed[Limit.RECEIVER], FULL * now / max(measures.receiving, 1e-9))
     if limit in (LiveLimit.NETWORK, LiveLimit.RECEIVER):
         return min(now, *allowed.values()), False

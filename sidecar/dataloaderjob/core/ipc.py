@@ -33,36 +33,38 @@ MAX_FDS = 250
 
 
 class Type(IntEnum):
+    """The type of a message. T: the trainer sends it. S: the sidecar sends it."""
+
     HELLO = 1
     """T: JSON that identifies the trainer. File descriptors: pidfd, then those of an adoption."""
     WELCOME = 2
     """S: JSON settings. File descriptors: control, wake-trainer, wake-receiver (none at an adoption)."""
     REFUSED = 3
-    """S: JSON {"error": ...}; the connection ends."""
+    """S: JSON {"error": ...}. The connection ends."""
     OPEN = 4
-    """T: a new stream. JSON {"bundle": manifest, ...}; `awaiting`: the first ticket that is wanted."""
+    """T: a new stream. JSON {"bundle": manifest, ...}. `awaiting`: the first ticket that is wanted."""
     TICKETS = 5
     """T: any number of tickets, packed by `join_tickets`. `awaiting`: the ticket that the trainer will take next.
     `ticket`: 1 if the trainer sleeps until that ticket is ready."""
     CLOSE = 6
-    """T: the stream ends; tickets from `awaiting` on were not taken."""
+    """T: the stream ends. Tickets from `awaiting` on were not taken."""
     REGION = 7
     """S: a new memfd (one file descriptor): JSON {"region", "nbytes", "single", "lease_limit"}."""
     DROP = 8
-    """S: a region with a single batch was removed; JSON {"region"}."""
+    """S: a region with a single batch was removed: JSON {"region"}."""
     FAILED = 9
-    """S: a feeder reports that ticket `ticket` failed; payload: the feeder's, `making.failures`, unchecked."""
+    """S: a feeder reports that ticket `ticket` failed. Payload: the feeder's own (`making.failures`), which the
+    receiver has not checked."""
     NOTE = 10
     """S: a line for the user, JSON {"text": ...}."""
     STATUS = 11
-    """A JSON request about the sidecar's state, and the answer. It needs no pool. T: asks which feeder is late with
-    `ticket`. S: JSON {"late": ...}."""
+    """T: asks which feeder is late with `ticket`. S: answers with JSON {"late": ...}. Neither of them needs a pool."""
     SNAPSHOT = 12
     """S: the state of a slot of a stream, from which it can be resumed. Payload: `frames.pack_snapshot`."""
     GIVEN_UP = 13
-    """S: the receiver itself gave up ticket `ticket`; payload: `supervision.pack_failure`."""
+    """S: the receiver itself gave up ticket `ticket`. Payload: `supervision.pack_failure`."""
     ENDED = 14
-    """S: the slot of ticket `ticket` has no such batch; payload: `frames.pack_end`, checked by the receiver."""
+    """S: the slot of ticket `ticket` has no such batch. Payload: `frames.pack_end`, checked by the receiver."""
 
 
 class Packet(NamedTuple):
@@ -110,7 +112,7 @@ class Assembler:
         self._limit_nbytes = limit_nbytes
         self._parts: list[bytes] = []
         self.nbytes = 0
-        """Number of bytes kept of an incomplete message."""
+        """Number of bytes of an incomplete message that have arrived."""
 
     def feed(self, packet: bytes) -> Packet | None:
         """Returns a complete message, or None if more packets must follow."""

@@ -10,7 +10,8 @@ MAX_KEEP_S = 7 * 24 * 3600.0
 
 
 def keep_seconds() -> float:
-    """Returns the seconds for which a private service outlives its script; 0 if it does not. Raises InputError."""
+    """Returns the seconds for which a private service outlives its script, 0 by default. Raises InputError if the
+    variable is invalid."""
     text = os.environ.get(KEEP_VARIABLE, "")
     try:
         found = float(text or 0)

@@ -1,5 +1,4 @@
-"""Keys by role: each process of a job holds only the keys for its own part of the job, and cannot impersonate another
-part.
+"""Keys by role. Each process of a job holds only the keys for its own part, so it cannot impersonate another part.
 
 | holder | key | permitted actions |
 |---|---|---|
@@ -12,13 +11,12 @@ part.
 
 The supervisor gives every feeder a key derived from that feeder's name, so code in one feeder cannot report on behalf
 of another. A feeder generates a random link key when it starts. It sends this key to the supervisor, `wrap`ped with the
-key of its name, and the supervisor lists it for sidecars, wrapped with their key. So code in a feeder cannot
-impersonate a sidecar, not even to another feeder. A derived key reveals nothing about the job's key or its siblings
-(HMAC-SHA256).
+key of its name. The supervisor lists it for sidecars, wrapped with their key. So code in a feeder cannot impersonate a
+sidecar, not even to another feeder. A derived key reveals nothing about the job's key or its siblings (HMAC-SHA256).
 
-Before version SINCE of the control protocol, a job had one key for all roles. Pods of such a release hold the job's key
-and prove it in that version; feeders' pods of this release do not hold it. Before version NAMED, feeders reported with
-the key of all feeders, which the supervisor no longer accepts.
+Before version SINCE of the control protocol, a job had one key for all roles. Pods of such a release hold the job's
+key, and authenticate with it in the older version. Today's feeder pods do not hold it. Before version NAMED, feeders
+reported with a key that all feeders shared. The supervisor no longer accepts this.
 """
 
 from __future__ import annotations
@@ -71,7 +69,8 @@ HOLDERS: Mapping[str, Holder] = {
     "upload": Holder.SIDECAR,
     "blob": Holder.FEEDER,
 }
-"""The holder who may take each role at the supervisor. FEEDER_ROLE has a key for each name instead."""
+"""The holder whose key each role needs at the supervisor. FEEDER_ROLE is not listed, because each feeder's name has its
+own key."""
 FEEDER_ROLE = "feeder"
 
 
@@ -81,7 +80,7 @@ def derive(job_key: bytes, holder: Holder) -> bytes:
 
 
 def of_feeder(job_key: bytes, name: str) -> bytes:
-    """Derives the key of a feeder's name from the job's key. A restarted supervisor derives the same."""
+    """Derives the key of a feeder's name from the job's key. A restarted supervisor derives the same key."""
     return hmac.digest(job_key, f"dataloaderjob {FEEDER_ROLE} {name}".encode("utf-8", "replace"), "sha256")
 
 
@@ -110,7 +109,7 @@ def of_job(job_key: bytes) -> KeyOf:
 
 
 def of_roles(made: Mapping[str, bytes]) -> KeyOf:
-    """Returns the keys of a process to which peers of these roles connect."""
+    """Returns the function that finds keys for a process that accepts only peers of these roles."""
     return lambda role, _protocol, _name: _of_role(made, role)
 
 
@@ -122,9 +121,9 @@ def _of_role(made: Mapping[str, bytes], role: str, also: str | None = None) -> b
 
 
 def wrap(key: bytes, secret: bytes, about: str) -> str:
-    """Encrypts another key for the holders of `key`, as hexadecimal text. `about` names the owner of the secret.
+    """Encrypts the key `secret` for the holders of `key`, as hexadecimal text. `about` names the owner of `secret`.
 
-    The nonce is synthetic: the same arguments give the same text, and the text reveals nothing beyond this equality.
+    The nonce is derived from the arguments, so equal arguments give equal texts. The text reveals nothing else.
     """
     if len(secret) != NBYTES:
         raise ValueError(f"a key must have {NBYTES} bytes, but has {len(secret)}")

@@ -6,8 +6,8 @@
     leaf buffers    in the order of the tree, depth first, each at a multiple of 64 bytes
     values          one list of `core.values`: the plain values of the tree, to the end of the body; absent if none
 
-The first two words are the seal of a batch (`core.digests`): the digest covers every byte after it, and the identity
-stands for the ticket and keys from which the batch was made.
+The first two words are the seal of a batch (`core.digests`). The digest covers every byte after it. The identity stands
+for the ticket and the keys of the batch.
 
 The schema describes the structure, types, shapes and offsets, but no content. Therefore, the header after the seal,
 which includes the schema's digest, is the same for every batch of one kind. A decoder caches the parsed schema under
@@ -52,7 +52,7 @@ HEADER = struct.Struct("<QQHBBIQ")
 ALIGNMENT = 64
 MAX_SCHEMA_NBYTES = 64 * 1024 * 1024
 MAX_DEPTH = values.MAX_DEPTH // 2 - 8
-"""Maximum depth of a batch: 200. Each level takes two levels of the schema's value; the rest are for keys and
+"""Maximum depth of a batch: 200. Each level takes two levels of the schema's value. The rest are for keys and
 dtypes."""
 
 
@@ -102,7 +102,7 @@ class Buffer:
     itemsize: int
     shape: tuple[int, ...]
     strides: tuple[int, ...] | None
-    """Strides in items; None for C order."""
+    """Strides in items, or None for C order."""
     flags: int
     offset: int
     nbytes: int
@@ -114,12 +114,12 @@ class Node:
 
     kind: NodeKind
     index: int = -1
-    """Number of the value, of the leaf buffer or of the object made."""
+    """Number of the value, of the leaf buffer or of the MADE object."""
     cls: ClassName | None = None
     way: str = ""
-    """The way in which a MADE node is created."""
+    """Name of the carrier that creates a MADE node (`batches.objects`)."""
     keys: tuple[Any, ...] = ()
-    """Keys of a dict; names of a dataclass's fields, or of attributes."""
+    """Keys of a dict, names of a dataclass's fields, or names of attributes."""
     children: tuple[Node, ...] = ()
 
 
@@ -132,7 +132,7 @@ class Layout:
     num_values: int
     num_made: int
     values_offset: int
-    """End of the last leaf buffer; the body has at least this many bytes."""
+    """Offset of the end of the last leaf buffer. The body has at least this many bytes."""
 
 
 def node(kind: NodeKind, *rest: Any) -> tuple[Any, ...]:
@@ -145,7 +145,7 @@ def aligned(offset: int) -> int:
 
 
 def pack_schema(node: tuple[Any, ...]) -> bytes:
-    """Returns header and schema, the first bytes of a body. The seal is not filled in yet."""
+    """Returns the header and the schema, which are the first bytes of a body. The seal is not filled in yet."""
     schema = values.pack(node)
     return HEADER.pack(0, 0, MAGIC, VERSION, 0, len(schema), digest(schema)) + schema
 
@@ -155,7 +155,8 @@ def digest(schema: bytes) -> int:
 
 
 def key_nbytes(head: bytes | memoryview) -> int:
-    """Returns the size of header and schema together, from the first bytes of a body. Raises RemoteProtocolError."""
+    """Reads the total size of header and schema from the first bytes of a body. Raises RemoteProtocolError if they are
+    not a batch's."""
     if len(head) < HEADER.size:
         raise RemoteProtocolError(f"a batch must have at least {HEADER.size} bytes, but has {len(head)}")
     _, _, magic, version, _, nbytes, _ = HEADER.unpack_from(head)

@@ -10,7 +10,7 @@ MAX_TRACEBACK_CHARS = 32_000
 
 
 class LineFormatter(logging.Formatter):
-    """A formatter that writes a record as one line, and a traceback as indented lines below it, so that untrusted text
+    """A formatter that writes a record as one line, and a traceback as indented lines below it. So untrusted text
     cannot look like a record."""
 
     def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802  logging's own name
@@ -29,7 +29,7 @@ def _indented(text: str) -> str:
 
 
 def log_lines(pattern: str) -> None:
-    """Sends this process's log to standard error. `pattern`: the format of a line."""
+    """Sends this process's log to standard error. `pattern` is the format of a line."""
     handler = logging.StreamHandler()
     handler.setFormatter(LineFormatter(pattern))
     logging.basicConfig(handlers=[handler], level=logging.INFO, force=True)

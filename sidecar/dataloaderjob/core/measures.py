@@ -1,16 +1,16 @@
 """Measures of a job's last minute, derived from the running sums of its trainers, receivers and feeders. Pure.
 
-The supervisor adds one reading a second to a `MeasuresWindow`; `Measures` is the summary in its status. Sums are
+The supervisor adds one reading a second to a `MeasuresWindow`. `Measures` is the summary in its status. Sums are
 compared only between readings of the same process, so a process that starts or exits does not distort the measures.
 
 - Until a sidecar's trainers have taken FIRST batches, their times are startup times, and do not count.
-- Nothing counts while there are no live iterators, or more or fewer than usual, such as during an evaluation.
-  Therefore, the feeders of a script that has left its loop do not look idle.
+- Nothing counts while there are no live iterators, or more or fewer than usual, such as during an evaluation. So the
+  feeders do not look idle after a script has left its loop.
 - Once there are enough batches with the current number of feeders, earlier ones do not count.
 - The step is a median over readings, because one long step, such as at a checkpoint, is no reason for fewer feeders.
-- On CUDA, kernels are queued, so a trainer that waits for input requests the next batch as soon as it has launched a
-  step. The step then looks shorter than it is. Therefore, the last step measured while trainers hardly waited is kept
-  (`calm_step_s`).
+- On CUDA, kernels are queued. A trainer that waits for input requests the next batch as soon as it has launched a step.
+  The step then looks shorter than it is. So the window keeps the last step that was measured while trainers hardly
+  waited (`calm_step_s`).
 """
 
 from __future__ import annotations
@@ -34,12 +34,12 @@ FIRST = 8
 ENOUGH = 12
 """Number of batches below which no measures are available."""
 USUAL_S, USUAL_AFTER_S = 300.0, 30.0
-"""Seconds over which the number of iterators is observed, with the median as the usual number, and seconds after which
-the usual number is known."""
+"""The usual number of iterators is the median over the last USUAL_S seconds. It is known after USUAL_AFTER_S
+seconds."""
 CALM = 0.01
 """Share of time spent waiting below which a measured step depends on training alone."""
 PARTS = 1.6
-"""If feeders build at least this many batches for each batch taken, each of the trainer's batches consists of
+"""Ratio of batches built to batches taken. At this ratio or above, each of the trainer's batches consists of
 several."""
 _READ = ("next_calls", "wait_ns", "step_ns", "nbytes", "receiver_cpu_ns", "receiver_queued_ns")
 _LARGEST = 1e15
@@ -61,18 +61,19 @@ class Measures:
     wait_s: float
     step_s: float
     calm_step_s: float = 0.0
-    """The last step measured while trainers hardly waited, since the number of ranks changed; 0: none."""
+    """The last step that was measured while trainers hardly waited. 0 if there is none since the number of ranks
+    changed."""
     queues_kernels: bool = False
-    """True if trainers use CUDA: while they wait, `step_s` may be shorter than the step."""
+    """True if trainers use CUDA. While they wait, `step_s` may then be shorter than the actual step."""
     is_steady: bool = True
     """False while there are more or fewer live iterators than usual: between epochs, or during an evaluation."""
     nbytes: int = 0
     receiving: float = 0.0
-    """Share of time for which a receiver works, or is ready to work but has no CPU, on average."""
+    """Average share of time for which a receiver works, or is ready to work but has no CPU."""
     cpu_s: float = 0.0
     """CPU time to make a batch."""
     wall_s: float = 0.0
-    """Time for which a batch occupies its feeder; 0 until a feeder has reported a time."""
+    """Time for which a batch occupies its feeder, or 0 until a feeder has reported a time."""
     queued_s: float = 0.0
     """Part of `wall_s` during which the feeder was ready to run but had no CPU."""
     spread: float = 0.0
@@ -80,9 +81,9 @@ class Measures:
     feeders: int = 0
     """Number of feeders that serve."""
     busy: float = 0.0
-    """Share of time that feeders spend making batches, on average."""
+    """Average share of time that feeders spend making batches."""
     sending: float = 0.0
-    """Share of time during which a feeder's finished batch waits for its connection, on average."""
+    """Average share of time during which a feeder's finished batch waits for its connection."""
     slots: int = 0
     """Number of slots of iterable datasets that feeders are reading."""
 
@@ -94,7 +95,7 @@ class Measures:
 
 
 def parse(found: object) -> Measures | None:
-    """Returns the measures in a status; None if there are none, or if any of them is not a number."""
+    """Returns the measures in a status, or None if there are none, or if any of them is not a number."""
     if not isinstance(found, Mapping):
         return None
     values: dict[str, Any] = {}
@@ -123,7 +124,7 @@ class _Reading:
     receiver_busy_ns: int = 0
     """CPU time of receivers, plus the time during which they were ready to run but had no CPU."""
     ranks: int = 0
-    """Number of receivers, counting only sidecars with a trainer that has taken a batch since the previous reading."""
+    """Number of receivers in those sidecars whose trainers have taken a batch since the previous reading."""
     receivers: int = 0
     iterators: int = 0
     costs: Mapping[str, int] = dataclasses.field(default_factory=dict)
@@ -153,8 +154,8 @@ class MeasuresWindow:
         costs: Mapping[str, Mapping[str, int]],
         feeders: int,
     ) -> None:
-        """Adds a reading. `sidecars`: the sidecars' last reports, by name. `costs`: the feeders' sums, by instance.
-        `feeders`: the number of feeders that serve."""
+        """Adds a reading: the sidecars' last reports by name, the feeders' sums by instance, and the number of feeders
+        that serve."""
         sums: dict[str, Mapping[str, int]] = {name: _sums(report) for name, report in sidecars.items()}
         if self._at is not None and now > self._at:
             reading = self._rise(now, now - self._at, sums, costs, feeders)
@@ -218,7 +219,7 @@ class MeasuresWindow:
             readings.popleft()
 
     def measures(self) -> Measures | None:
-        """Returns the summary; None while there are too few batches to tell."""
+        """Returns the summary, or None while there are fewer than ENOUGH batches."""
         readings = self._current()
         batches = sum(reading.calls for reading in readings)
         if batches < ENOUGH:
@@ -240,7 +241,7 @@ class MeasuresWindow:
         )  # fmt: skip
 
     def _current(self) -> list[_Reading]:
-        """Returns the readings that count."""
+        """Returns the readings that count: those with the current number of feeders or, if these are too few, all."""
         readings = [r for r in self._readings if r.receivers and (r.iterators or r.calls)]
         for start in range(len(readings) - 1, 0, -1):
             if readings[start - 1].feeders != readings[-1].feeders:
@@ -275,7 +276,7 @@ def _waiting(readings: Sequence[_Reading]) -> float:
 
 
 def _median_step_s(readings: Sequence[_Reading]) -> float:
-    """Returns the median of the readings' mean steps. A reading counts as often as it has batches."""
+    """Returns the median of the readings' mean steps, weighted by their numbers of batches."""
     steps = sorted((r.step_ns / r.calls, r.calls) for r in readings if r.calls)
     half, seen = sum(calls for _, calls in steps) / 2, 0
     for step_ns, calls in steps:
@@ -286,8 +287,8 @@ def _median_step_s(readings: Sequence[_Reading]) -> float:
 
 
 def _of_feeders(readings: Sequence[_Reading], batches: int) -> dict[str, Any]:
-    """Summarizes the feeders' sums. A trainer's batch may consist of several that feeders build: the parts of `parts=`,
-    or the reading and the stage of `stage=`."""
+    """Summarizes the feeders' sums. Feeders may build several batches for one batch of a trainer. With `parts=`, they
+    build its parts. With `stage=`, one of them reads, and another runs the stage."""
     total: dict[str, int] = {}
     for reading in readings:
         for counter, rise in reading.costs.items():
@@ -312,7 +313,8 @@ def _of_feeders(readings: Sequence[_Reading], batches: int) -> dict[str, Any]:
 
 
 def _between_reports(readings: Sequence[_Reading]) -> Sequence[_Reading]:
-    """Returns the readings after the feeders' first report, up to their last one; none if there is only one report.
+    """Returns the readings after the feeders' first report, up to their last one. Returns none if there is only one
+    report.
 
     Feeders report less often than readings are made, so the other readings contain only part of the feeders' time.
     """

@@ -12,23 +12,23 @@ from typing import NamedTuple
 
 FEEDERS_FIELD = "spec.feeders.resources.limits.memory"
 SCORE, MOST_SCORE = 500, 1000
-"""Value added to a process's oom_score_adj (proc(5)), and that file's maximum, which stands for all memory."""
+"""Value that is added to a process's oom_score_adj (proc(5)), and the maximum of that file."""
 LOOK_S = 5.0
-"""Interval between two readings of the kernel's count of processes killed for lack of memory."""
+"""Seconds between two readings of the kernel's count of processes killed for lack of memory."""
 RECENT_S = 15.0
-"""A kill counts as recent up to this age. The kernel counts a kill when it begins, but a process with gigabytes to free
-exits seconds later."""
+"""Seconds for which a kill counts as recent. The kernel counts a kill when it begins, but a process with gigabytes to
+free exits seconds later."""
 
 
 class _Version(NamedTuple):
-    """The files of one version of cgroups."""
+    """Names of the files of one version of cgroups."""
 
     controller: str
     """The controller's name in /proc/self/cgroup."""
     root: str
     limit: str
     kills: str
-    """File whose lines contain a name and a number; one of the names is `oom_kill`."""
+    """File with a name and a number on each line. One of the names is `oom_kill`."""
 
 
 _VERSIONS = (
@@ -46,7 +46,7 @@ def size_text(nbytes: int) -> str:
 def memory_limit(root: Path = _ROOT) -> int:
     """Returns the bytes that this process may use: the smallest of the machine's memory and the limits of its cgroups.
 
-    A memfd that exceeds the cgroup's limit causes SIGKILL, not an error, so the limit is read before memory is touched.
+    A memfd that exceeds the cgroup's limit causes SIGKILL, not an error. So the limit is read before memory is touched.
     """
     limits = [limit for folder, version in _cgroups(root) if (limit := _limit(folder, version)) is not None]
     return min([machine_memory(root), *limits])
@@ -63,7 +63,7 @@ def machine_memory(root: Path = _ROOT) -> int:
 
 def kills(root: Path = _ROOT) -> int:
     """Returns the number of processes in this cgroup that the kernel has killed for lack of memory. If no cgroup counts
-    them, as at the root of cgroup v2, returns the number for the whole machine, or 0 if that is unknown, too."""
+    them, returns the number for the whole machine, or 0 if that is unknown, too."""
     for folder, version in _cgroups(root):
         if (found := _counter(folder / version.kills)) is not None:
             return found
@@ -84,8 +84,8 @@ def die_as(pid: int, root: Path = _ROOT) -> None:
 
 
 def describe_limit(field: str, root: Path = _ROOT) -> str:
-    """Describes the available memory, and a remedy. `field`: the manifest field that sets a pod's limit; empty on one
-    machine."""
+    """Describes the available memory, and a remedy. `field` is the manifest field that sets a pod's limit. It is empty
+    on one machine."""
     limit, machine = memory_limit(root), machine_memory(root)
     if field:
         return f"its pod may use {size_text(limit)}: {remedy(field)}"
@@ -94,7 +94,7 @@ def describe_limit(field: str, root: Path = _ROOT) -> str:
 
 
 def remedy(field: str) -> str:
-    """Returns the advice for when memory has run out. `field`: as for `describe_limit`."""
+    """Returns the advice for when memory has run out. `field` is the same as for `describe_limit`."""
     if field:
         return f"raise {field}, or make batches smaller"
     return "use fewer feeders or smaller batches, or free some memory"
@@ -106,7 +106,7 @@ class MemoryWatch:
     def __init__(self, count: Callable[[], int] = kills, clock: Callable[[], float] = time.monotonic) -> None:
         self._count, self._clock = count, clock
         self._seen = [(clock(), count())]
-        """(time, count) of each recent change. The first entry is the count before them."""
+        """(time, count) of each recent change. The first entry is the count before these changes."""
 
     def look(self) -> None:
         now, found = self._clock(), self._count()

@@ -1,10 +1,11 @@
-"""The exchange before TLS: the side that accepted sends a challenge, and the other side proves that it holds a key.
+"""The exchange before TLS: the accepting side sends a challenge, and the connecting side proves that it holds a key.
 
-Beginning TLS takes the side that accepted 0.6 ms of CPU time, and a stranger who replays one recorded message takes
-next to none. A proof takes 20 µs to check. A port under TLS (`core.acceptor`) therefore begins TLS at once with peers
-that send a proof, and with others in a small share of its time. A proof is not a login: the certificates and the
-handshake under TLS still decide. Peers of a release without proofs send none, and get in unless strangers flood the
-port.
+Beginning TLS costs the accepting side 0.6 ms of CPU time. It costs a stranger who replays one recorded message almost
+nothing. Checking a proof takes only 20 µs. So a port under TLS (`core.acceptor`) begins TLS at once with peers that
+send a proof. It spends only a small share of its time on others. Peers of a release without proofs are among these, and
+get in unless strangers flood the port.
+
+A proof is not a login: the certificates and the handshake under TLS still decide.
 
     s -> c   {"tls": 1, "error": ..., "challenge": random}       not encrypted, and nothing about the job
     c -> s   a proof, if there is a challenge: _HEAD, then JSON; then TLS
@@ -27,7 +28,7 @@ Prove = Callable[[str], bytes]
 """Returns the proof that answers a challenge."""
 _MAGIC = b"proof 1\n"
 FIRST = _MAGIC[:1]
-"""No record of TLS begins with this byte."""
+"""First byte of a proof. No TLS record begins with it."""
 _HEAD = struct.Struct("<8sH")
 """Mark, and length of the JSON that follows: {"role", "name", "protocol", "mac"}."""
 MAX_PROOF_NBYTES = 1024
@@ -64,8 +65,8 @@ def wanted(data: bytes) -> int:
 
 
 def is_proof(data: bytes, challenge: str, key: Key, newest: int) -> bool:
-    """Returns True if this data proves, for this challenge, that the peer holds a role's key. `newest`: the newest
-    version that this process speaks."""
+    """Returns True if `data` answers the challenge with a proof that the peer holds a role's key. `newest` is the
+    newest version that this process speaks."""
     try:
         found = parse_message(data[_HEAD.size :])
         role, name, protocol, mac = (found.get(field) for field in ("role", "name", "protocol", "mac"))

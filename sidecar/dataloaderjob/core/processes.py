@@ -1,5 +1,4 @@
-"""Parent and child processes: the first steps after a fork, the lines of a child's output, and the back-off before a
-retry."""
+"""Parent and child processes: steps after a fork, the lines of a child's output, and the back-off before a retry."""
 
 from __future__ import annotations
 
@@ -35,8 +34,8 @@ CRASH_WINDOW_S = 120.0
 
 
 def die_with_parent(parent: int) -> None:
-    """Makes the kernel kill this process when its parent exits, because this process would then have no peer. `parent`:
-    the pid of the process that forked it."""
+    """Makes the kernel kill this process when its parent exits, because this process would then have no peer. `parent`
+    is the pid of the process that forked it."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
@@ -69,8 +68,7 @@ def default_signals() -> None:
 
 
 def close_all_but(keep: set[int]) -> None:
-    """Closes all file descriptors except `keep` and the standard ones: listeners, connections, other children's
-    channels."""
+    """Closes all file descriptors except `keep` and the standard ones."""
     for name in os.listdir("/proc/self/fd"):
         fd = int(name)
         if fd > 2 and fd not in keep:
@@ -109,8 +107,9 @@ def end_as(main: Callable[[], int | None]) -> NoReturn:
 
 
 def lead_group(pid: int) -> None:
-    """Makes a child (with 0, this process) the leader of a process group, to which its own children will belong. Both
-    parent and child call this function, so that the group exists whichever of them runs first."""
+    """Makes a child, or this process if `pid` is 0, the leader of a new process group. The leader's own children will
+    belong to the group. Parent and child both call this function, so that the group exists whichever of them runs
+    first."""
     with contextlib.suppress(OSError):
         os.setpgid(pid, 0)
 
@@ -118,7 +117,7 @@ def lead_group(pid: int) -> None:
 def end_group(pid: int) -> int:
     """Reaps a child that led a process group and has exited, and kills the remaining processes of the group. Returns
     the child's exit code."""
-    # Before the child is reaped: until then, no other process can have its pid.
+    # This comes before the child is reaped. Until then, no other process can have its pid.
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     try:
@@ -145,7 +144,7 @@ def start_time(pid: int) -> str:
 
 
 def lives(path: Path) -> bool:
-    """Returns True if the process that this file names by pid and start time is alive."""
+    """Returns True if the process whose pid and start time this file contains is alive."""
     try:
         pid, started = path.read_text().split()
     except (FileNotFoundError, ValueError):
@@ -155,7 +154,7 @@ def lives(path: Path) -> bool:
 
 @contextlib.contextmanager
 def standard_error() -> Iterator[int | None]:
-    """Yields a duplicate of this process's standard error descriptor; None if it is closed."""
+    """Yields a duplicate of this process's standard error descriptor, or None if it is closed."""
     try:
         fd = os.dup(2)
     except OSError:
@@ -248,8 +247,8 @@ class Lines:
 
 
 def last_word(before: str, line: str) -> str:
-    """Returns the last message of a process: `line`, or the earlier message `before` if `line` is blank or only points
-    to other output."""
+    """Returns the last message of a process. This is `line`, unless it is blank or only points to other output. In that
+    case, it is the earlier message `before`."""
     line = line.strip()
     return before if not line or (before and line.endswith(SEE_OUTPUT)) else line
 
@@ -266,13 +265,13 @@ class Backoff:
         return min(self.last_s, self.first_s * 2.0 ** min(failures - 1, 30))
 
     def spread_s(self, failures: int) -> float:
-        """Returns a random wait between half of `wait_s` and all of it, so that processes that lost the same peer do
-        not all reconnect at once."""
+        """Returns a random wait between half of `wait_s` and all of it. So processes that lost the same peer do not all
+        reconnect at once."""
         return self.wait_s(failures) * (0.5 + os.urandom(1)[0] / 510)
 
 
 def signal_name(number: int) -> str:
-    """Returns the name of a signal, such as SIGKILL; "signal 99" if this Python has no name for it."""
+    """Returns the name of a signal, such as SIGKILL, or "signal 99" if this Python has no name for it."""
     try:
         return signal.Signals(number).name
     except ValueError:
@@ -297,7 +296,7 @@ class Crashes:
 
 
 def restart_wait_s(crashes: int) -> float:
-    """Returns the wait before a restart; none after a single crash."""
+    """Returns the wait before a restart, in seconds. After a single crash, it is 0."""
     return 0.0 if crashes == 1 else _RESTART.wait_s(crashes - 1)
 
 

@@ -37,7 +37,7 @@ NO_BUNDLE = 0xFFFF
 class RowKind(IntEnum):
     BATCH = 0
     FAILED = 1
-    """next() raised an error; `digest` is the error's mark."""
+    """next() raised an error. `digest` is the error's mark."""
 
 
 class Row(NamedTuple):
@@ -99,8 +99,8 @@ class Piece:
         return data
 
     def bundle(self, row: Row) -> tuple[Bundle, bool] | None:
-        """Returns the bundle that made the batch, and True if it did so in the trainer's process; None if the bundle
-        was not stored."""
+        """Returns (bundle, in_process) for the code that made the batch. `in_process` is True if it ran in the
+        trainer's process. Returns None if the bundle was not stored."""
         if row.bundle == NO_BUNDLE:
             return None
         path = self.path.with_suffix(".bundles")
@@ -162,7 +162,7 @@ def _started(path: Path) -> tuple[int, str]:
 
 
 def _check(piece: Piece, before: Row | None, row: Row) -> None:
-    """Raises InputError unless `row` follows `before`: the digests form a chain."""
+    """Raises InputError unless `row` follows `before` in the chain of digests."""
     rolling = before.rolling if before is not None and before.epoch == row.epoch else row.epoch + 1
     if fold(rolling, row.digest) != row.rolling:
         what = f"loader {row.loader}, epoch {row.epoch}, batch {row.ticket}"

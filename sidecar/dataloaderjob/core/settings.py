@@ -1,8 +1,8 @@
 """Settings of processes. The process that starts another one passes the settings in a JSON file.
 
-Names of fields include units, and each process reads its file once, in its `__main__`. The writer may be of another
-version, for example if the operator is newer than a job's images. An unknown key is ignored and logged, and a missing
-key gets its default. Therefore, no key is ever removed or given another meaning, and each new key has a default.
+Each process reads its file once, in its `__main__`. The writer may be of another version, for example if the operator
+is newer than a job's images. An unknown key is ignored and logged, and a missing key gets its default. Therefore, no
+key is ever removed or given another meaning, and each new key has a default.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ class RayTuning:
     """Time for which raylets and workers outlive their GCS."""
 
     def config(self) -> dict[str, int]:
-        """Returns the same settings, keyed by Ray's names, in the form in which a head keeps them and passes them to
-        every node that joins."""
+        """Returns the same settings by Ray's names. A head keeps them in this form, and passes them to every node that
+        joins."""
         return {
             "worker_register_timeout_seconds": self.worker_register_timeout_s,
             "health_check_initial_delay_ms": round(self.health_check_initial_delay_s * 1000),
@@ -68,8 +68,8 @@ class RayTuning:
         }
 
     def env(self) -> dict[str, str]:
-        """Returns environment variables that apply the settings from the start of a process, on the head and on nodes
-        alike."""
+        """Returns environment variables that apply the settings from the start of a process, on the head and on
+        nodes."""
         return {f"RAY_{name}": str(value) for name, value in self.config().items()}
 
 
@@ -78,32 +78,30 @@ class RayTasks:
     """Resources that a node with feeders leaves for Ray tasks of user code, such as those of Ray Data."""
 
     cpus: int = 0
-    """CPUs for tasks; 0: none, and user code cannot reach Ray."""
+    """CPUs for tasks. If this is 0, user code cannot reach Ray."""
     object_store_nbytes: int = 80 * 1024**2
     """Size of the object store. Ray's minimum is 75 MB. Without tasks, the object store stays empty."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoaderSettings:
-    """A manifest's settings for one sidecar's pools, the same on one machine and on a cluster.
-
-    `DataLoaderJobSpec.loader_settings` builds them from a manifest. `SidecarSettings` adds those that depend on where
-    the sidecar runs.
-    """
+    """A manifest's settings for one sidecar's pools, the same on one machine and on a cluster. `SidecarSettings` adds
+    those that depend on where the sidecar runs."""
 
     processes: int = 1
     """Number of trainer processes that share the memory limit."""
     shared_memory_nbytes: int = 2 * 1024**3
     """Shared memory for all pools of this sidecar, in bytes."""
     pool_nbytes: int | None = None
-    """Size of each pool in bytes; None: (window + reserve) times the size of the first batch."""
+    """Size of each pool in bytes. None means (window + reserve) times the size of the first batch."""
     batch_deadline_s: float = 300.0
     progress_after_s: float = 30.0
     checksum: bool = False
     """True if the receiver verifies every body against its digest."""
     awaits_feeders: bool = False
-    """True if others start the trainers (`spec.trainers.attach`). Deadlines for batches start with the first feeder,
-    because a trainer attaches before feeders exist. Processes of different launches may have the same rank."""
+    """True if another controller starts the trainers (`spec.trainers.attach`). Deadlines for batches then start with
+    the first feeder, because a trainer attaches before feeders exist. Processes of different launches may have the same
+    rank."""
 
     @property
     def limit_nbytes(self) -> int:
@@ -118,31 +116,32 @@ class SidecarSettings(LoaderSettings):
     job: str
     """Unique name of the job (namespace/name/uid on a cluster)."""
     socket: str
-    """Path of the Unix socket that trainers connect to; at most 107 bytes."""
+    """Path of the Unix socket that trainers connect to, at most 107 bytes long."""
     key_path: str
     """File with the sidecars' key (`core.keys`)."""
     blobs: str
     """Folder of user code and data, shared with the trainers, which write to it."""
     supervisor_host: str | None = None
-    """Host of the supervisor; None: the list of feeders is fixed."""
+    """Host of the supervisor, or None if the list of feeders is fixed."""
     supervisor_port: int = 0
     feeders: Sequence[tuple[str, str, str, int]] = ()
     """Fixed feeders (name, instance, host, port), used without a supervisor."""
     scratch: Mapping[str, int] = field(default_factory=dict)
-    """Bytes available for user code and data, in this pod and on feeders' nodes, keyed by the manifest field that sets
-    each limit."""
+    """Bytes available for user code and data in this pod and on feeders' nodes. The keys are the manifest fields that
+    set these limits."""
     private: bool = False
-    """True to admit only this user's trainers; on a cluster, trainers in the same group may also connect."""
+    """True to admit only this user's trainers. False on a cluster, where trainers in the same group may also
+    connect."""
     anyone: bool = False
-    """True to admit trainers of any user. The sidecar of an attached pod shares its folder only with the container that
-    trains, whose user and group it cannot know."""
+    """True to admit trainers of any user, as in an attached pod. There, the sidecar cannot know the trainer's user and
+    group, but it shares its folder only with the trainer's container."""
     metrics_host: str = "127.0.0.1"
     metrics_port: int | None = None
-    """Port of /metrics and /healthz; 0: any free port; None: they are not served."""
+    """Port of /metrics and /healthz. 0 means any free port, and None means that they are not served."""
     ended: str = ""
-    """The reason why the job has ended, for pods that outlive it; empty while the job is running."""
+    """The reason why the job has ended, for pods that outlive it. Empty while the job is running."""
     tls_folder: str = ""
-    """Folder with the certificates of this sidecar (`core.tls`); empty: connections do not use TLS."""
+    """Folder with the certificates of this sidecar (`core.tls`). Empty if connections do not use TLS."""
 
     def check(self) -> None:
         """Raises InputError if these settings cannot work, before anything is created."""
@@ -170,12 +169,12 @@ class SidecarSettings(LoaderSettings):
 
 
 def reads_other_releases(cls: type[T]) -> type[T]:
-    """Enables a dataclass to read pickles from other releases. Ray keeps an actor's arguments as a pickle, in which a
+    """Lets a dataclass read pickles from other releases. Ray keeps an actor's arguments as a pickle, in which a
     dataclass is a sequence of its fields.
 
     Therefore, fields are only ever appended. A pickle from an earlier release has fewer fields, and one from a later
-    release has more. The decorator is applied to the finished class, because `dataclass` in Python 3.11.2, the version
-    in Debian 12, overwrites a `__setstate__` in the class's body.
+    release has more. The decorator is applied to the finished class, because Python 3.11.2's `dataclass` overwrites a
+    `__setstate__` in the class's body. Debian 12 has this version.
     """
 
     def set_state(self: T, state: Sequence[Any]) -> None:
@@ -197,8 +196,8 @@ class FeederSettings:
     job: str
     name: str = "feeder-0"
     session: str = ""
-    """Ray's name for the cluster that placed the feeder; empty without Ray. The supervisor treats a feeder of another
-    cluster as a guest."""
+    """Ray's name for the cluster that placed the feeder, or empty without Ray. The supervisor treats a feeder of
+    another cluster as a guest."""
     index: int = 0
     """Number in the feeder's name. User code sees it as `get_worker_info().id`."""
     num_feeders: int = 1
@@ -208,34 +207,36 @@ class FeederSettings:
     blob_folder: str
     """Folder shared by the feeders of one node."""
     supervisor_host: str | None = None
-    """Host of the supervisor; None: a standalone feeder, which reports to nobody and finds all blobs in its folder."""
+    """Host of the supervisor. None for a standalone feeder, which reports to nobody and finds all blobs in its
+    folder."""
     supervisor_port: int = 0
     bind_host: str = "127.0.0.1"
     advertise_host: str | None = None
-    """Host that receivers connect to; None: the host to which the feeder is bound or, if it is bound to all addresses,
-    the node's address."""
+    """Host that receivers connect to. None means `bind_host`, or the node's address if the feeder is bound to all
+    addresses."""
     port: int = 0
     node: str = ""
-    """The provider's name for the node of the feeder; for messages."""
+    """The provider's name for the node of the feeder, used in messages."""
     sweeps_blobs: bool = False
-    """True if the folder belongs to this node alone: blobs that no feeder has used for a long time are then removed."""
+    """True if the folder belongs to this node alone. Blobs that no feeder has used for a long time are then removed."""
     shares_memory: bool = True
-    """True if receivers on this machine copy batches out of this feeder's memory; False if they use TCP, like all
-    others."""
+    """True if receivers on this machine copy batches out of this feeder's memory. False if they use TCP, like receivers
+    on other machines."""
     max_ungranted: int = 2
     """Maximum number of built batches kept for one receiver that has no room for them."""
     max_idle_nbytes: int = 1 << 30
-    """Total size, as shipped, up to which bundles without a session stay loaded. The last one always stays loaded."""
+    """Maximum total size, in bytes as shipped, of loaded bundles without a session. The last one always stays
+    loaded."""
     memory_field: str = ""
-    """The manifest field that limits the feeder's memory; empty if no field does."""
+    """The manifest field that limits the feeder's memory. Empty if no field does."""
     lease_s: float = 0.0
-    """Time without a supervisor after which the feeder exits; 0: it keeps serving, and waits for the next
-    supervisor."""
+    """Time without a supervisor after which the feeder exits. If this is 0, the feeder keeps serving, and waits for the
+    next supervisor."""
     tls_folder: str = ""
-    """Folder with the certificates of feeders (`core.tls`); empty: connections are not under TLS."""
+    """Folder with the certificates of feeders (`core.tls`). Empty if connections do not use TLS."""
     own_key: str = field(default="", repr=False)
-    """The key of the feeder's name (`core.keys`), as hexadecimal text; empty for a standalone feeder, and from a
-    supervisor that has no such keys."""
+    """The key of the feeder's name (`core.keys`), as hexadecimal text. Empty for a standalone feeder, or if the
+    supervisor has no such keys."""
 
 
 @reads_other_releases
@@ -279,7 +280,7 @@ class SupervisorSettings:
     """Host at which feeders find this supervisor."""
     feeder_blob_folder: str
     feeder_key_path: str | None = None
-    """Path of the feeders' key on their nodes; None: the same as `key_path`."""
+    """Path of the feeders' key on their nodes, or None if it is the same as `key_path`."""
     feeder_bind_host: str = "127.0.0.1"
     feeder_advertise_host: str | None = None
     feeder_resources: dict[str, float] = field(default_factory=lambda: {"feeder": 1.0})
@@ -289,20 +290,20 @@ class SupervisorSettings:
     `worker_register_timeout_s`."""
     init_timeout_s: float = 60.0
     drain_timeout_s: float = 10.0
-    """Time that a feeder that is no longer wanted has to finish its work."""
+    """Time that an unwanted feeder has to finish its work."""
     worker_register_timeout_s: int = 120
-    """The raylets' setting of this name; for messages."""
+    """The raylets' setting of this name, used in messages."""
     memory_field: str = ""
-    """The manifest field that limits the feeders' memory; empty if no field does."""
+    """The manifest field that limits the feeders' memory. Empty if no field does."""
     ray_external: bool = False
-    """True if the Ray cluster was not started for the job: feeders then have a lease, and the supervisor sends them the
+    """True if the Ray cluster was not started for the job. Feeders then have a lease, and the supervisor sends them the
     key and environment variables."""
     ray_tag: str = ""
-    """Unique name of the job among all jobs of that cluster; empty: the job's own name."""
+    """Unique name of the job among all jobs of that cluster. Empty means the job's own name."""
     feeder_env: Mapping[str, str] = field(default_factory=dict)
     """The manifest's environment variables for user code on that cluster."""
     tls_folder: str = ""
-    """Folder with the certificates of the supervisor (`core.tls`); empty: connections do not use TLS."""
+    """Folder with the certificates of the supervisor (`core.tls`). Empty if connections do not use TLS."""
     feeder_tls_folder: str = ""
     """Folder with the certificates of feeders, on their nodes."""
 
@@ -330,8 +331,8 @@ def load(kind: type[T], path: Path) -> T:
 
 
 def _made(kind: type[T], found: Any, path: Path, unknown: list[str], inside: str = "") -> T:
-    """Builds a dataclass from a JSON object. Fields that are dataclasses are built from the objects in it. `unknown`:
-    collects keys that the dataclass lacks; `inside`: the enclosing keys."""
+    """Builds a dataclass, and any dataclasses in its fields, from a JSON object. Adds keys that the dataclass lacks to
+    `unknown`. `inside` contains the enclosing keys."""
     if not isinstance(found, Mapping):
         raise InputError(f"settings for {kind.__name__} in {path} must be a JSON object")
     fields = {f.name: f for f in dataclasses.fields(kind)}  # type: ignore[arg-type]
@@ -355,7 +356,7 @@ def _made(kind: type[T], found: Any, path: Path, unknown: list[str], inside: str
 
 
 def read_credentials(folder: str) -> Credentials | None:
-    """Reads the certificates of this process; None if the job does not use TLS. Raises InputError."""
+    """Reads the certificates of this process. Returns None if the job does not use TLS. Raises InputError."""
     if not folder:
         return None
     from dataloaderjob.core.credentials import Credentials  # imports `ssl`, which only TLS needs
@@ -364,8 +365,8 @@ def read_credentials(folder: str) -> Credentials | None:
 
 
 def read_own_key(settings: FeederSettings) -> bytes:
-    """Returns the key with which a feeder reports to the supervisor; for a supervisor of an earlier release, which gave
-    it none, the key of all feeders. Raises InputError."""
+    """Returns the key with which a feeder reports to the supervisor. If a supervisor of an earlier release gave the
+    feeder no key, this is the key of all feeders. Raises InputError."""
     return bytes.fromhex(settings.own_key) if settings.own_key else read_key(settings.key_path)
 
 

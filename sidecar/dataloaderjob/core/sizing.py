@@ -1,8 +1,8 @@
 """The model behind the advice. From measured times, it derives a limit, a number of feeders, and a predicted rate.
 Pure.
 
-A pipeline has a step (training without waiting), batches that cost CPU and wall time, and bytes that cross a link and a
-receiver. Each of them bounds the rate; the lowest bound is the limit.
+A pipeline has three parts. Its step is training without waiting. Its batches cost CPU and wall time. Its bytes cross a
+link and a receiver. Each part bounds the rate, and the lowest bound is the limit.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 WORTH = 0.05
-"""Minimum share of a step spent waiting at which there is anything to gain."""
+"""Share of a step spent waiting below which there is nothing to gain."""
 HEADROOM, MOST_SPREAD = 0.85, 0.10
-"""Share of time for which a feeder is planned to be busy, and the largest reduction of that share if batch times
-vary."""
+"""Share of time for which a feeder is planned to be busy. MOST_SPREAD is the largest reduction of that share, for batch
+times that vary."""
 WAITS = 0.5
 """Share of a batch's wall time spent off the CPU, above which storage is the limit."""
 LINK_USE = 0.9
@@ -50,7 +50,7 @@ class Pipeline:
     period_s: float
     """The time from one batch to the next, as observed."""
     step_s: float
-    """The same without waiting for input."""
+    """The time from one batch to the next, without waiting for input."""
     cpu_s: float
     """CPU time to make a batch: samples, collate, encode."""
     wall_s: float
@@ -59,12 +59,12 @@ class Pipeline:
     spread: float = 0.0
     """Coefficient of variation of `wall_s`."""
     longest_s: float = 0.0
-    """Wall time of the slowest batch of a window, on average; 0: unknown."""
+    """Average wall time of the slowest batch of a window, or 0 if it is unknown."""
     ranks: int = 1
     slots: int | None = None
-    """Sources of an iterable dataset that can be read in parallel; None: any number of feeders can share the work."""
+    """Sources of an iterable dataset that can be read in parallel. None if any number of feeders can share the work."""
     link: float | None = None
-    """Bytes per second into the trainer's node; None: unknown, or one machine."""
+    """Bytes per second into the trainer's node. None if this is unknown, or on one machine."""
 
     def __post_init__(self) -> None:
         """Raises ValueError for a negative figure, or for a period or a wall time of 0."""
@@ -95,13 +95,13 @@ class Advice:
     waiting: float
     """Share of a step spent waiting for input."""
     gain: float
-    """Possible rate with `feeders`, as a multiple of the current rate; 1 if there is nothing to gain."""
+    """Possible rate with `feeders`, as a multiple of the current rate, or 1 if there is nothing to gain."""
     feeders: int
-    """Number of feeders with one CPU each that suffice; 0 if there is nothing to gain."""
+    """Number of feeders, with one CPU each, that suffice. It is 0 if there is nothing to gain."""
     limit: Limit
     """The current limit."""
     next_limit: Limit
-    """The limit with `feeders`."""
+    """The limit once there are `feeders` feeders."""
     cpus: float
     """CPUs that these feeders keep busy."""
     link: float
@@ -111,7 +111,7 @@ class Advice:
 
 
 def ceilings(pipeline: Pipeline) -> dict[Limit, float]:
-    """Returns the batches per second of all ranks that each resource allows, whatever the number of feeders."""
+    """Returns the rate that each resource allows with any number of feeders, in batches per second of all ranks."""
     found = {Limit.TRAINER: pipeline.ranks / pipeline.step_s if pipeline.step_s > 0 else math.inf}
     if pipeline.link is not None and pipeline.nbytes:
         found[Limit.NETWORK] = LINK_USE * pipeline.link / pipeline.nbytes
@@ -123,13 +123,13 @@ def ceilings(pipeline: Pipeline) -> dict[Limit, float]:
 
 
 def rate(pipeline: Pipeline, feeders: int) -> float:
-    """Predicts the batches per second of all ranks with this number of feeders."""
+    """Predicts the rate with this number of feeders, in batches per second of all ranks."""
     return min(feeders / pipeline.occupied_s, in_order(pipeline, feeders), *ceilings(pipeline).values())
 
 
 def in_order(pipeline: Pipeline, feeders: int) -> float:
-    """Returns the batches per second that the default window allows. The slowest batch of a window delays those behind
-    it."""
+    """Returns the rate that the default window allows, in batches per second. The slowest batch of a window delays
+    those behind it."""
     if not pipeline.longest_s:
         return math.inf
     return pipeline.ranks * max(WINDOW, WINDOW_PER_FEEDER * feeders) / pipeline.longest_s
@@ -148,10 +148,8 @@ def maker(pipeline: Pipeline) -> Limit:
 
 
 def advise(pipeline: Pipeline, most: int | None = None) -> Advice:
-    """Returns the smallest number of feeders that removes the waiting, as far as other resources allow.
-
-    `most`: the maximum number of feeders.
-    """
+    """Finds the smallest number of feeders that removes the waiting, as far as other resources allow. `most` is the
+    maximum number of feeders."""
     allowed = ceilings(pipeline)
     ceiling, now = min(allowed.values()), pipeline.ranks / pipeline.period_s
     next_limit = min(allowed, key=allowed.__getitem__)
@@ -178,14 +176,14 @@ def advise(pipeline: Pipeline, most: int | None = None) -> Advice:
 
 
 def _limit_today(pipeline: Pipeline, now: float, allowed: dict[Limit, float]) -> Limit:
-    """Returns a resource that the current rate uses up; if there is none, the limit of the processes that make
-    batches."""
+    """Returns the resource that the current rate uses up. If there is none, returns the limit of the processes that
+    make batches."""
     full = [limit for limit, most in allowed.items() if limit is not Limit.TRAINER and now > 0.85 * most]
     return min(full, key=allowed.__getitem__) if full else maker(pipeline)
 
 
 def spread(values: Sequence[float]) -> float:
-    """Returns the coefficient of variation; 0 for fewer than two values."""
+    """Returns the coefficient of variation, or 0 for fewer than two values."""
     if len(values) < 2 or not (mean := statistics.fmean(values)):
         return 0.0
     return statistics.stdev(values) / mean

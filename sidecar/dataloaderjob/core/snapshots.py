@@ -9,12 +9,13 @@ MAX_SNAPSHOTS = 16
 STEPS_APART = 2
 """Ranks that share slots advance together, always fewer than STEPS_APART steps apart."""
 STEPS_AHEAD, BATCHES_AHEAD = 4, 16
-"""Maximum lead of a shared slot over the slowest rank: the batches of STEPS_AHEAD steps, plus BATCHES_AHEAD. The lead
-of a rank's requests is one step smaller, so that no rank waits for a batch that will not be made."""
+"""A shared slot may be ahead of the slowest rank by the batches of STEPS_AHEAD steps, plus BATCHES_AHEAD. A rank's
+requests may be ahead by one step less. So no rank waits for a batch that will not be made."""
 Snapshot = tuple[int, bytes]
 """(batches made, state)."""
 DATA, PICKLE = b"D", b"\x80"
-"""First byte of a state: DATA for one laid out like a batch, PICKLE for a pickle, which can contain code."""
+"""First byte of a state. With DATA, the state is laid out like a batch. With PICKLE, it is a pickle, which can contain
+code."""
 
 
 class SnapshotShelf:
@@ -38,7 +39,7 @@ class SnapshotShelf:
         return True
 
     def at(self, number: int) -> Snapshot | None:
-        """Returns the snapshot from which a slot resumes if its first batch is `number`; None if the slot begins at its
+        """Returns the snapshot from which a slot resumes at batch `number`, or None if the slot must begin at its
         start."""
         return max((one for one in self._of if one[0] <= number), default=None)
 

@@ -1,5 +1,4 @@
-"""Addresses, stream sockets, and the JSON messages of connections outside the data path. `core.handshake` begins every
-connection, and `core.acceptor` owns the listening sockets."""
+"""Addresses, stream sockets, and the JSON messages of connections outside the data path."""
 
 from __future__ import annotations
 
@@ -28,8 +27,8 @@ _BOOT_ID, _NAMESPACE = "/proc/sys/kernel/random/boot_id", "/proc/self/ns/net"
 
 
 def on_machine(instance: str) -> str:
-    """Returns the address at which receivers in the same network namespace reach a feeder: an abstract socket name,
-    which is not a file and disappears with the process."""
+    """Returns the address at which receivers in the same network namespace reach a feeder. It is an abstract socket
+    name, which is not a file and disappears with the process."""
     return f"\0dataloaderjob-feeder-{instance}"
 
 
@@ -77,7 +76,7 @@ class Connection(socket.socket):
 
     seals: Seals | None = None
     transport = TCP
-    """The transport over IP; `transport_of` returns the transport of any socket."""
+    """The transport over IP. `transport_of` returns the transport of any socket."""
     max_message_nbytes = MAX_MESSAGE_NBYTES
     """Maximum size of a message from this peer."""
 
@@ -88,7 +87,7 @@ class Connection(socket.socket):
 
     def establish(self) -> None:
         """Prepares the connection for the handshake, for example by setting up TLS. Raises BlockingIOError if a
-        non-blocking socket has to wait. Raises AuthError, OSError."""
+        non-blocking socket has to wait. Raises AuthError and OSError."""
 
     @classmethod
     def of(cls, sock: socket.socket) -> Connection:
@@ -123,7 +122,7 @@ def parse_message(data: bytes | bytearray | memoryview, what: str = "a message")
 
 
 def take_message(data: bytearray, limit: int) -> dict[str, Any] | None:
-    """Removes the first message from the received data and returns it; None until it is complete. Raises
+    """Removes the first message from the received data and returns it. Returns None until it is complete. Raises
     RemoteProtocolError."""
     if len(data) < LENGTH.size:
         return None
@@ -142,13 +141,13 @@ class Inbox:
         self._data = bytearray()
         self._seals = seals
         self._nbytes: int | None = None
-        """Size of the rest of the message whose head has arrived; None before that."""
+        """Size of the rest of the message whose head has arrived, or None before that."""
 
     def feed(self, data: bytes) -> None:
         self._data += data
 
     def take(self) -> dict[str, Any] | None:
-        """Returns the next message; None until it is complete. Raises RemoteProtocolError."""
+        """Returns the next message, or None until it is complete. Raises RemoteProtocolError."""
         if self._nbytes is None:
             if (head := self._take(head_nbytes(self._seals))) is None:
                 return None
@@ -213,8 +212,8 @@ def send_message(sock: socket.socket, message: dict[str, Any]) -> None:
 
 
 def recv_message(sock: socket.socket) -> dict[str, Any]:
-    """Receives a message. Raises RemoteProtocolError for one that is longer than this peer's may be, before anything is
-    allocated; OSError."""
+    """Receives a message. Raises RemoteProtocolError, before anything is allocated, if the message is too long for this
+    peer. Raises OSError."""
     seals = seals_of(sock)
     limit = sock.max_message_nbytes if isinstance(sock, Connection) else MAX_MESSAGE_NBYTES
     nbytes = open_head(recv_exactly(sock, head_nbytes(seals)), limit, seals)
@@ -222,10 +221,11 @@ def recv_message(sock: socket.socket) -> dict[str, Any]:
 
 
 def transport_of(sock: socket.socket) -> str:
-    """Returns a connection's transport, the same text at both of its ends. A relay between transports thus shows.
+    """Returns the name of a connection's transport. Both ends get the same name, unless a relay connects two
+    transports.
 
-    A Unix socket's is the network namespace in which both ends are. If the kernel does not name the namespace, each
-    call returns another text, so nobody relies on that socket.
+    The name of a Unix socket's transport contains the process's network namespace. If the kernel does not name the
+    namespace, each call returns a different name, so that the two ends never agree.
     """
     if sock.family != socket.AF_UNIX:
         return sock.transport if isinstance(sock, Connection) else TCP

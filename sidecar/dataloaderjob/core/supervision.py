@@ -35,9 +35,7 @@ control   c -> s  {"type": "scale", "feeders": n} | {"type": "status", "brief": 
                    a batch, so that the next attempt of a job shows why the last one ended. A brief status contains
                    only the feeders that show a problem (see `brief`)
 
-`ask` sends one of these requests to a supervisor; `Cause` is the reason why a feeder is missing. The module also
-computes rates from two readings of the counters, and shortens a failure to the line that a status shows. The trainer
-raises the whole failure (`making.failures`, or one of this package's errors).
+The module also computes rates from two readings of the counters, and shortens a failure to one line for a status.
 """
 
 from __future__ import annotations
@@ -66,18 +64,17 @@ if TYPE_CHECKING:
 MAX_FEEDERS = 4096
 """Maximum number of feeders that a supervisor keeps for one job."""
 MAX_REQUEST_NBYTES = 64 * 1024
-"""Maximum size of a message that reports or requests something."""
+"""Maximum size, in bytes, of a request or a report."""
 MAX_OF_FEEDERS = 1024
 """Maximum number of connections with the feeders' key from one address. Each has a thread."""
 EXIT_RAY_LATE = 3
 """The supervisor's exit code if ray.init did not return."""
 EXIT_RAY_LOST = 4
-"""The supervisor's exit code if Ray, or the feeder host, has disappeared, or refused the supervisor."""
+"""The supervisor's exit code if Ray or the feeder host has disappeared, or has refused the supervisor."""
 EXIT_LEASE_OVER = 5
 """A feeder's exit code if it had no supervisor for the duration of its lease."""
 EXIT_RAY_REFUSED = 6
-"""Exit code of a head's container if the existing Ray cluster that it should join has a different version of Ray or
-Python."""
+"""Exit code of a head's container if the existing Ray cluster has another version of Ray or Python."""
 EXITS_RAY = frozenset({EXIT_RAY_LATE, EXIT_RAY_LOST})
 COUNTERS = (
     "next_calls", "nbytes", "wait_ns", "step_ns", "retries", "hedges", "late_copies", "failures",
@@ -88,7 +85,7 @@ READ = (*COUNTERS, "used_nbytes", "pool_nbytes")
 OF_RANK = ("next_calls", "wait_ns", "step_ns", "nbytes", "ready")
 """Metrics that a sidecar reports for each of its ranks, in this order."""
 Readings = Mapping[str, Mapping[str, int]]
-"""Metrics by sidecar."""
+"""Each sidecar's metrics, by the sidecar's name."""
 FIELDS = ("feeder", "reason", "text")
 MAX_TEXT = 400
 MAX_NAME = 253
@@ -123,9 +120,9 @@ def ask(
     host: str, port: int, job_key: bytes, *, job: str, message: dict[str, Any], timeout_s: float = 10.0,
     tls: Credentials | None = None,
 ) -> dict[str, Any]:  # fmt: skip
-    """Sends one request as a control client. `tls`: the certificates of this process, if the job uses TLS.
+    """Sends one request as a control client. `tls` contains the certificates of this process if the job uses TLS.
 
-    Raises ServiceError if the supervisor refuses the request. Raises OSError, ProtocolError.
+    Raises ServiceError if the supervisor refuses the request. Raises OSError and ProtocolError.
     """
     with connect(
         (host, port), keys.of_job(job_key), role="control", name="control", job=job, timeout_s=timeout_s,
@@ -141,7 +138,7 @@ def ask(
 
 def connect_as_feeder(settings: FeederSettings, tls: Credentials | None) -> Connection:
     """Returns a connection on which a feeder, or its starter, reports to the supervisor. Raises InputError if the key
-    cannot be read, OSError, ProtocolError."""
+    cannot be read. Raises OSError and ProtocolError."""
     if settings.supervisor_host is None:
         raise ServiceError(f"{settings.name} has no supervisor to report to")
     return connect(
@@ -151,8 +148,8 @@ def connect_as_feeder(settings: FeederSettings, tls: Credentials | None) -> Conn
 
 
 def worst(feeders: Iterable[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """Returns, from a status, the feeder with the cause that should be reported. Feeders that are not ready come first;
-    among these, the first with a lasting cause."""
+    """Returns the feeder whose problem a status should report, or None if no feeder has one. Feeders that are not ready
+    come first. Among equals, those with a lasting cause come first."""
     told = [f for f in feeders if f.get("why")]
     return min(told, key=lambda f: (f.get("state") == "ready", not _is_lasting(f.get("cause"))), default=None)
 
@@ -190,15 +187,17 @@ def name_of(index: int) -> str:
 
 
 def index_of(name: str) -> int | None:
-    """Returns the number in a feeder's name; None if `name` is not the name of a feeder."""
+    """Returns the number in a feeder's name, or None if `name` is not the name of a feeder."""
     head, _, tail = name.rpartition("-")
     return int(tail) if head == "feeder" and tail.isdecimal() and str(int(tail)) == tail else None
 
 
 def ended_text(code: int, words: str, memory: str = "") -> str:
-    """Describes the end of a feeder's process. `code`: as `subprocess` reports it; `words`: the last line that the
-    process printed; `memory`: the memory available to the process, if the kernel killed the process for lack of
-    memory."""
+    """Describes the end of a feeder's process.
+
+    `code` is the exit code as `subprocess` reports it, and `words` is the last line that the process printed. If the
+    kernel killed the process for lack of memory, `memory` describes the memory that it could use.
+    """
     if memory:
         return f"its process ran out of memory, and the kernel killed it; {memory}"
     if code < 0:
@@ -225,10 +224,10 @@ def text(message: dict[str, Any], field: str, most: int = MAX_MESSAGE_NBYTES) ->
 
 
 def host_of(message: dict[str, Any], peer: str) -> str:
-    """Returns the address at which a feeder says that it serves. `peer`: the address from which it has connected. The
-    two may differ, because a feeder may have several networks, or be behind one that translates addresses.
+    """Returns the address at which a feeder reports that it serves. `peer` is the address from which it has connected.
+    The two may differ, because a feeder may have several networks, or be behind NAT.
 
-    Raises RemoteProtocolError if it is no address, or one at which only others would be found.
+    Raises RemoteProtocolError if the text is not an IP address, or if the feeder cannot have this address.
     """
     host = text(message, "host", MAX_NAME)
     try:
@@ -245,7 +244,7 @@ def host_of(message: dict[str, Any], peer: str) -> str:
 
 
 def _plain(address: IPv4Address | IPv6Address) -> IPv4Address | IPv6Address:
-    """Returns an IPv4 address that is written as an IPv6 address as itself."""
+    """Converts an IPv4 address that is written as an IPv6 address back to IPv4."""
     return getattr(address, "ipv4_mapped", None) or address
 
 
@@ -266,23 +265,24 @@ class Rates:
     batches_per_s: float = 0.0
     nbytes_per_s: float = 0.0
     stall: float | None = None
-    """Share of the trainers' time spent waiting in next(); None while nobody iterates."""
+    """Share of the trainers' time spent waiting in next(), or None while nobody iterates."""
     occupancy: float | None = None
-    """Share of the pools in use; None without pools."""
+    """Share of the pools in use, or None without pools."""
     stage_s: float | None = None
-    """Time that a batch spends in the trainer's device_stage; None without one."""
+    """Time that a batch spends in the trainer's device_stage, or None without one."""
 
 
 def occupancy(pools: Iterable[Mapping[str, Any]]) -> float | None:
-    """Returns the share of these pools, or sums of pools, that is in use."""
+    """Returns the share of these pools that is in use, or None without pools. An item may be the sum of several
+    pools."""
     known = [(int(pool.get("used_nbytes", 0)), int(pool.get("pool_nbytes", 0))) for pool in pools]
     size = sum(size for _, size in known)
     return sum(used for used, _ in known) / size if size else None
 
 
 def between(before: Readings, after: Readings, seconds: float) -> Rates:
-    """Returns the rates of all sidecars together. A sidecar that is in only one reading started or exited in between.
-    It is ignored, because the part of its counters that belongs to these seconds is unknown."""
+    """Returns the rates of all sidecars together. A sidecar that is in only one of the readings is ignored, because the
+    increase of its counters is unknown."""
     both = [name for name in after if name in before]
     rise = {
         counter: sum(max(0, after[n].get(counter, 0) - before[n].get(counter, 0)) for n in both)
@@ -299,7 +299,7 @@ def between(before: Readings, after: Readings, seconds: float) -> Rates:
 
 
 MAX_FAILURE = 100_000
-"""Maximum number of characters of such a failure's message, which fits in a frame."""
+"""Maximum number of characters of a message that `pack_failure` packs. It fits in a frame."""
 
 
 def pack_failure(error: str, message: str) -> bytes:
@@ -308,14 +308,14 @@ def pack_failure(error: str, message: str) -> bytes:
 
 
 MAX_MESSAGE = 16_000
-"""Maximum number of characters of one of our own errors."""
+"""Maximum number of characters of a message that `unpack_failure` returns."""
 FEEDERS_ERRORS = ("ServiceError", "OutOfMemory", "InputError")
-"""The errors of our own that a feeder reports. All others are the receiver's to report."""
+"""Our own errors that a feeder may report. Only a receiver may report the others."""
 
 
 def unpack_failure(payload: bytes | memoryview, known: Container[str] | None = None) -> DataLoaderJobError:
-    """Returns the error that `pack_failure` packed; a ServiceError if its class is unknown, or not in `known`. Raises
-    RemoteProtocolError for any other payload."""
+    """Returns the error that `pack_failure` packed. Returns a ServiceError if its class is unknown, or not in `known`.
+    Raises RemoteProtocolError for any other payload."""
     failure = sockets.parse_message(payload, "a failure of the service")
     name, message = failure.get("service"), failure.get("message")
     if not isinstance(name, str) or not isinstance(message, str):
@@ -342,8 +342,9 @@ def describe_failure(payload: bytes) -> dict[str, str]:
 
 
 def failure_passed(failed: tuple[int, int], stream: int, awaited: int) -> bool:
-    """Returns True if a trainer that awaits `awaited` of `stream` has taken a batch after the (stream, ticket) that
-    failed, from the same iterator or a later one. Raising the failure counts as taking that ticket."""
+    """Returns True if a trainer has taken a batch after the failed one, from the same iterator or a later one. `failed`
+    is (stream, ticket). The trainer now awaits ticket `awaited` of `stream`. Raising the failure counts as taking the
+    failed ticket."""
     return (stream > failed[0] and awaited > 0) or (stream == failed[0] and awaited > failed[1] + 1)
 
 

@@ -1,5 +1,4 @@
-"""Sanitizing of untrusted text for display: output of containers, heads, feeders, sidecars and user code that goes into
-a status, an event, a log, a terminal or a label.
+"""Sanitizing of untrusted text, such as the output of user code, before it is shown in a status, a log or a terminal.
 
 `clean` returns one line, and `clean_lines` keeps line breaks and tabs. Both return valid UTF-8 of bounded length,
 without control characters, terminal escape sequences, or characters that reorder or hide others. Clean text is returned

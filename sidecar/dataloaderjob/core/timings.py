@@ -1,7 +1,7 @@
 """The times of batches that builders on one machine have made: the layout of a builder's file, and sums over files.
 
-A builder (`feeder.timing`) maps a file of fixed size in the folder TIMES next to its blobs, if that folder exists, as
-on one machine and in feeder pods. A process that is killed leaves its file behind. `local.reporting` adds the files up.
+A builder (`feeder.timing`) maps a file of fixed size in the folder TIMES next to its blobs, if that folder exists. A
+builder that is killed leaves its file behind. `local.reporting` adds up the files.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ MOST_FILES = 256
 removed."""
 MAGIC = b"DLJTIM01"
 HEAD = struct.Struct("<8sQ")
-"""Magic, pid."""
+"""The magic number and the builder's pid."""
 SUMS = struct.Struct("<11Qd")
 """The fields of `Sums`, in the same order."""
 BUCKET = struct.Struct("<Q")
@@ -52,9 +52,9 @@ class Entry(NamedTuple):
     ticket: int
     """Number of the batch in its epoch, or in its slot."""
     sample_ns: int
-    """Time of a batch's slowest sample; 0 if the entry is a sample."""
+    """Time of a batch's slowest sample, or 0 if the entry is a sample."""
     slot: int
-    """Slot of an iterable dataset; -1 for a map-style one."""
+    """Slot of an iterable dataset, or -1 for a map-style one."""
     text: str
     """Name of the sample, or of the batch's slowest sample."""
 
@@ -93,7 +93,7 @@ class Sums:
 
     @property
     def spread(self) -> float:
-        """Coefficient of variation of a batch's wall time; 0 for fewer than two batches."""
+        """Coefficient of variation of a batch's wall time, or 0 for fewer than two batches."""
         if self.count < 2 or not self.wall_ns:
             return 0.0
         mean = self.wall_ns / 1e9 / self.count
@@ -117,7 +117,7 @@ class Times:
         self.samples = slowest((*self.samples, *other.samples))
 
     def longest_of(self, batches: int) -> float:
-        """Returns the mean time, in seconds, of the slowest batch among this number of batches; 0 if none was made."""
+        """Returns the expected time, in seconds, of the slowest among `batches` batches, or 0 if no batch was made."""
         total, below, found = sum(self.buckets), 0, 0.0
         for number, count in enumerate(self.buckets):
             if count:
@@ -127,8 +127,8 @@ class Times:
         return found
 
     def quantile(self, share: float) -> float | None:
-        """Returns the time, in seconds, within which this share of batches was made, accurate to about 10%; None
-        without batches."""
+        """Returns the time, in seconds, within which this share of batches was made, accurate to about 10%. Returns
+        None if there are no batches."""
         left = share * sum(self.buckets)
         if not any(self.buckets):
             return None
@@ -150,7 +150,7 @@ def packed(times: Times) -> dict[str, Any]:
 
 
 def unpacked(found: Mapping[str, Any]) -> Times:
-    """Returns the times from the output of `packed`. Raises ValueError, TypeError, KeyError."""
+    """Returns the times from the output of `packed`. Raises ValueError, TypeError or KeyError for anything else."""
     counts = {str(name): int(n) for name, n in found["sums"].items() if name != "squares"}
     sums = Sums(**counts)
     sums.squares = float(found["sums"]["squares"])
@@ -200,8 +200,7 @@ def prune(folder: Path) -> None:
 
 
 def read(path: Path) -> Times | None:
-    """Returns the contents of a builder's file, which the builder may be changing; None if it is not a builder's
-    file."""
+    """Reads a builder's file, which the builder may be changing. Returns None if it is not a builder's file."""
     try:
         with path.open("rb") as file:
             data = file.read(NBYTES)

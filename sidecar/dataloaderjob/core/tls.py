@@ -3,14 +3,14 @@
 `core.credentials` loads a process's certificates. Both sides verify each other. A certificate names its holder's part
 in the job, because the addresses of pods change. The handshake (`core.handshake`) still checks roles and keys.
 
-The side that accepted first sends a message that is not encrypted and reveals nothing about the job. So a peer without
-TLS learns at once what to change. The side that connected waits for it, answers its challenge (`core.opening`), and
-closes a connection that begins with anything else.
+The accepting side begins with an unencrypted message, which reveals nothing about the job. From this message, a peer
+without TLS learns what to change. The connecting side waits for the message and answers its challenge (`core.opening`).
+It closes a connection that begins with anything else.
 
 A `TlsConnection` reads and writes the socket itself, and uses `ssl` only to encrypt and decrypt bytes in memory.
 Therefore, a thread may send while another one waits for bytes, which `ssl` does not allow on its own sockets. Unlike
 `ssl`, a `TlsConnection` reads the socket in large pieces. Over loopback, a receiver then needs 0.7 to 0.9 CPU-s/GB,
-compared with 0.84 to 0.93 for the sockets of `ssl`. `ssl` decrypts one record of 16 KB per call.
+compared with 0.84 to 0.93 for the sockets of `ssl`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from dataloaderjob.core.sockets import LENGTH, TLS, Connection, length_of, pack_
 from dataloaderjob.core.texts import clean
 
 RECORD_NBYTES = 16 * 1024
-"""Maximum size of a record."""
+"""Maximum size of a TLS record."""
 STAGING_NBYTES = 128 * 1024
 """Maximum number of bytes that are read from a socket, or encrypted for it, at a time."""
 MAX_OPENING_NBYTES = 16 * 1024
@@ -45,12 +45,12 @@ NEEDS_TLS = (
     f"supports {FIELD}, or start the job with {FIELD}: false"
 )
 CHALLENGE = "challenge"
-"""The key of the challenge in the first message, which `core.opening` answers."""
+"""Key of the challenge in the first message. `core.opening` answers the challenge."""
 MAX_PREAMBLE_NBYTES = 4096
 MAX_CHALLENGE = 64
 _WAIT_ALL = int(socket.MSG_WAITALL)
 TLS_FIRST = b"\x16"
-"""Type of the first record that a peer under TLS sends, which is its first byte."""
+"""First byte that a peer under TLS sends. It is the type of the first record."""
 _staging = threading.local()
 
 
@@ -60,11 +60,11 @@ def preamble(more: dict[str, str]) -> bytes:
 
 
 PREAMBLE = preamble({})
-"""The first message of a release without challenges."""
+"""The first message of a port under TLS in a release without challenges."""
 
 
 def new_context(protocol: ssl._SSLMethod) -> ssl.SSLContext:
-    """Returns a context without certificates, which verifies the peer."""
+    """Returns a context that verifies the peer, but has no certificates yet."""
     made = ssl.SSLContext(protocol)
     made.minimum_version = ssl.TLSVersion.TLSv1_3
     made.verify_mode = ssl.CERT_REQUIRED
@@ -91,8 +91,8 @@ def load(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
 class TlsConnection(Connection):
     """A TCP connection under TLS. One thread receives, and any thread may send.
 
-    Methods behave like a socket's. If `send` raises BlockingIOError, it has kept the bytes: call it again with the same
-    bytes, to which more may be appended.
+    Its methods behave like a socket's. If `send` raises BlockingIOError, it has kept the bytes. Call it again with the
+    same bytes. More bytes may be appended to them.
     """
 
     transport = TLS
@@ -102,8 +102,9 @@ class TlsConnection(Connection):
         cls, sock: socket.socket, context: ssl.SSLContext, server: str | None,
         prove: Callable[[str], bytes] | None = None,
     ) -> TlsConnection:  # fmt: skip
-        """Takes over a connected socket. `server`: the name that the peer's certificate must have; None if the peer has
-        connected, and may have any certificate of this job. `prove`: answers the peer's challenge (`core.opening`)."""
+        """Takes over a connected socket. `server` is the name that the peer's certificate must have. It is None on the
+        accepting side, where the peer may have any certificate of this job. `prove` answers the peer's challenge
+        (`core.opening`)."""
         timeout = sock.gettimeout()
         made = cls(sock.family, sock.type, sock.proto, fileno=sock.detach())
         made.settimeout(timeout)
@@ -124,7 +125,8 @@ class TlsConnection(Connection):
     _sending: threading.Lock
     """Held while bytes are sent, so that they are sent in the order in which they were encrypted."""
     _preamble: bytearray | None
-    """The part of that first message that has arrived; None once it is complete, and on the side that sends it."""
+    """The part of the peer's unencrypted message that has arrived. None once it is complete, and on the accepting
+    side."""
     _prove: Callable[[str], bytes] | None
     _unsent = memoryview(b"")
     """Encrypted bytes that the socket has not accepted yet."""
@@ -133,7 +135,7 @@ class TlsConnection(Connection):
     _starved = False
     """True if the bytes that have been read contain no complete record."""
     _received = 0
-    """Encrypted bytes received before the peer was verified."""
+    """Number of encrypted bytes that were received before the peer was verified."""
     patience_s = float("inf")
     """Maximum total time that a call with MSG_WAITALL waits while bytes arrive. Between two arrivals, the socket's own
     timeout applies."""
@@ -153,7 +155,7 @@ class TlsConnection(Connection):
 
     def establish(self) -> None:
         """Completes TLS's handshake, which verifies the peer. Raises BlockingIOError while a non-blocking socket has to
-        wait; AuthError with the reason if the peer is refused; OSError."""
+        wait. Raises AuthError, with the reason, if the peer is refused. Raises OSError."""
         while self._prove is not None and self._preamble is not None:  # its challenge comes first
             self._fetch(RECORD_NBYTES)
         while not self.established:
@@ -240,8 +242,8 @@ class TlsConnection(Connection):
         return filled
 
     def _fetch(self, nbytes: int, flags: int = 0) -> int:
-        """Reads encrypted bytes from the socket. Returns their number; 0 at the end of the stream. Raises OSError,
-        AuthError."""
+        """Reads encrypted bytes from the socket. Returns their number, which is 0 at the end of the stream. Raises
+        OSError and AuthError."""
         if nbytes <= RECORD_NBYTES:
             data: bytes | memoryview = super().recv(RECORD_NBYTES, flags)
         else:
@@ -261,7 +263,7 @@ class TlsConnection(Connection):
         return nbytes
 
     def _opening(self, data: bytes | memoryview) -> bytes | memoryview:
-        """Checks the peer's first bytes. Returns those that belong to TLS. Raises ConnectionError, AuthError."""
+        """Checks the peer's first bytes. Returns those that belong to TLS. Raises ConnectionError and AuthError."""
         if not data:
             raise ConnectionError("the peer closed the connection while TLS was being set up")
         if not self._received and self._preamble is None and bytes(data[:1]) != TLS_FIRST:
@@ -342,8 +344,8 @@ class TlsConnection(Connection):
 
 
 def check_preamble(data: bytes | bytearray) -> str:
-    """Returns the challenge in a port's first message; empty if there is none. Raises AuthError unless the message
-    announces TLS."""
+    """Returns the challenge in a port's first message, or an empty string if there is none. Raises AuthError unless the
+    message announces TLS."""
     message = parse_message(data)
     if message.get("tls") != 1:
         raise AuthError(NOT_TLS if "nonce" in message else f"the peer refused: {clean(message.get('error'))}")

@@ -1,8 +1,8 @@
 """Plain Python values as bytes: msgpack, with marks for the types that it lacks. Pure.
 
-This is the only codec for values between processes. Plain values are None, bool, int of any size, float, complex, str,
-bytes and bytearray, and list, tuple, dict, set and frozenset of plain values. Only these exact types count: an instance
-of a subclass is not plain.
+This is the only codec for values between processes. Plain scalars are None, bool, int of any size, float, complex, str,
+bytes and bytearray. A list, tuple, dict, set or frozenset of plain values is plain, too. An instance of a subclass of
+these types is not plain.
 
 | value | in msgpack |
 |-------|------------|
@@ -12,10 +12,9 @@ of a subclass is not plain.
 | tuple, set, frozenset, dict | array whose first item is a mark, an empty extension: 4, 5, 6, 7 |
 
 The same value has the same bytes in every process, because a set's members are sorted by their encodings. In a dict's
-array, keys and values alternate. A dict is not encoded as a map, because msgpack interns the keys of maps, and early
+array, keys and values alternate. A dict is not encoded as a map, because msgpack interns the keys of maps. Early
 releases of Python 3.12 never free an interned string (python/cpython#113993: 27 KB for each dict of 256 names).
-Containers are not encoded as extensions that hold their items, because the items would then be copied once for each
-level of nesting.
+Containers are not encoded as extensions, because their items would then be copied once for each level of nesting.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ _INT, _COMPLEX, _BYTEARRAY = 1, 2, 3
 _CODES: dict[type, int] = {tuple: 4, set: 5, frozenset: 6, dict: 7}
 _MARKS: dict[type, list[Any]] = {list: [], **{kind: [ExtType(code, b"")] for kind, code in _CODES.items()}}
 _READ_MARKS = {code: (kind.__name__,) for kind, code in _CODES.items()}
-"""The values to which marks are decoded. A mark in any other place than the first item, as in untrusted input, is
-treated as a plain value."""
+"""The values to which marks are decoded. In untrusted input, a mark that is not the first item of an array is treated
+as a plain value."""
 _2F64 = struct.Struct("<2d")
 
 
@@ -55,8 +54,8 @@ class NotPlainError(TypeError):
 
 
 def is_key(value: object) -> bool:
-    """Returns True if `value` can be a key of a plain dict: a hashable plain scalar, or a tuple or frozenset of
-    possible keys."""
+    """Returns True if `value` can be a key of a plain dict. Keys are hashable plain scalars, and tuples and frozensets
+    of keys."""
     kind = type(value)
     if kind is tuple or kind is frozenset:
         return all(map(is_key, value))  # type: ignore[call-overload]
@@ -64,7 +63,7 @@ def is_key(value: object) -> bool:
 
 
 def pack(value: Any) -> bytes:
-    """Encodes one value. Raises NotPlainError, also for values nested deeper than MAX_DEPTH."""
+    """Encodes one value. Raises NotPlainError if it is not plain, or is nested deeper than MAX_DEPTH levels."""
     return bytes(_put(_packer(), value))
 
 

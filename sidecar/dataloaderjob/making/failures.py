@@ -64,11 +64,11 @@ def pack_failure(exc: BaseException, *, phase: str = "", feeder: str = "") -> by
 
 
 def unpack_failure(data: bytes | memoryview) -> Exception:
-    """Rebuilds the exception, to be raised.
+    """Rebuilds the exception, so that the caller can raise it.
 
-    If this process finds the type and can build it, the result is the original exception, with a note about its origin
-    and the feeder's traceback. Otherwise it is a UserCodeError with all of that in its text. An error of the feeder
-    itself (`supervision.pack_failure`) becomes one of ours. Raises RemoteProtocolError if `data` is not a failure.
+    If this process can build the exception, its note contains the origin and the feeder's traceback. Otherwise, the
+    result is a UserCodeError with all of that in its text. An error of the feeder itself (`supervision.pack_failure`)
+    becomes an error of this package. Raises RemoteProtocolError if `data` is not a failure.
     """
     record = _parse(data)
     if isinstance(record, DataLoaderJobError):
@@ -86,8 +86,8 @@ def unpack_failure(data: bytes | memoryview) -> Exception:
 
 
 def _args_and_attributes(exc: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """Returns the arguments and attributes that pickle would use for the built-in class, because an OSError's file name
-    is neither in args nor in __dict__."""
+    """Returns the arguments and attributes that pickle would use for the built-in class. An OSError's file name, for
+    example, is neither in args nor in __dict__."""
     args, own = exc.args, exc.__dict__
     with contextlib.suppress(Exception):
         reduced: Any = _builtin_base(type(exc)).__reduce__(exc)
@@ -144,8 +144,8 @@ def _traceback(exc: BaseException) -> str:
 
 
 def _may_lack_set_up(exc: BaseException) -> bool:
-    """Returns True if the error may be due to a library that only the script has set up. Examples are `np.float` and a
-    truncated image."""
+    """Returns True if the error may be due to a library that only the script has set up, such as a missing
+    `np.float`."""
     if isinstance(exc, DataLoaderJobError):
         return False
     if isinstance(exc, AttributeError):
@@ -176,14 +176,14 @@ def _users_part(tb: TracebackType | None) -> TracebackType | None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
-    """Contents of a failure."""
+    """The contents of a packed failure."""
 
     name: ClassName
     text: str
     details: str
     """Origin of the exception, and the traceback."""
     args: tuple[Any, ...] | None
-    """None if not all arguments are plain values."""
+    """The exception's arguments, or None if not all of them are plain values."""
     attributes: dict[str, Any]
     """Attributes that are plain values."""
 
@@ -240,8 +240,8 @@ def _exception_class(module: str, qualname: str) -> type[Exception] | None:
 
 
 def _may_be_base(cls: type) -> bool:
-    """Returns True unless exceptions of this class, or of classes that extend it, would end the trainer's process or
-    its loop, steer this package, or be more than errors."""
+    """Returns True if exceptions that extend this class are only errors. Such an exception cannot end the trainer's
+    process or its loop, and does not control this package."""
     bases = allowed.mro(cls)
     if BaseException not in bases:
         return allowed.is_abstract_or_users(cls)
@@ -255,7 +255,7 @@ def _may_be_base(cls: type) -> bool:
 
 
 def _builtin_base(cls: type[BaseException]) -> Any:
-    """Returns the built-in class of exceptions whose memory layout `cls` extends."""
+    """Returns the built-in exception class whose memory layout `cls` extends."""
     base: Any = cls
     while vars(builtins).get(base.__name__) is not base:
         base = _TYPE_BASE.__get__(base)
@@ -276,7 +276,7 @@ def _set(exc: Exception, base: type, name: str, value: Any) -> None:
 
 
 def _cleaned(value: Any) -> Any:
-    """Returns plain values whose texts are cleaned, because an exception may show them as they are."""
+    """Cleans the texts in plain values, because an exception may show them as they are."""
     if type(value) is str:
         return clean_lines(value, MAX_TRACEBACK_NBYTES)
     if type(value) in (tuple, list):
@@ -287,7 +287,7 @@ def _cleaned(value: Any) -> Any:
 
 
 def _rebuild(cls: type[Exception], record: _Record) -> Exception | None:
-    """Returns an exception of `cls` with its note, or None."""
+    """Returns an exception of `cls` with its note, or None if it cannot be built."""
     base = _builtin_base(cls)
     text = clean_lines(record.text, MAX_TRACEBACK_NBYTES)
     for args, attributes, is_clean in (

@@ -2,16 +2,16 @@
 
 The same class runs in feeders and, for `num_workers=0`, in the trainer.
 
-Seeds of samples and batches are derived from the iterator's base seed. A seed depends on (base seed, purpose, position,
-key) and on nothing that differs between processes, so a batch is the same in every process. The hash is BLAKE2b over
-little-endian words, which takes 0.7 µs; splitmix64 in plain Python takes 1.2 µs.
+Seeds of samples and batches are derived from the iterator's base seed. A seed depends only on (base seed, purpose,
+position, key), so a batch is the same in every process. The hash is BLAKE2b over little-endian words, which takes 0.7
+µs. splitmix64 in plain Python takes 1.2 µs.
 
-If `get_worker_info()` is not None, torch's default_collate stacks tensors into a new shared-memory file for each batch,
-which torch's own transport needs. The result also has the dtype of the first sample, instead of the promoted dtype. A
-feeder does not need the file, and the dtype would make its batches differ from those of `num_workers=0`, so this module
-prevents both.
+If `get_worker_info()` is not None, torch's default_collate stacks tensors into a new shared-memory file for each batch.
+torch's own transport needs this file. The result also has the dtype of the first sample, instead of the promoted dtype.
+A feeder does not need the file, and the dtype would make its batches differ from those of `num_workers=0`. So this
+module prevents both.
 
-A sampler's keys that are not integers are pickled for each batch, whereas the script's classes are sent once, in the
+A sampler's keys that are not integers are pickled for each batch. The script's classes are sent only once, in the
 bundle. A class of `__main__` is pickled by name, together with its definition. If the bundle contains the class, the
 feeder uses the bundle's class, so that `isinstance` and `==` work. Otherwise, it loads the definition once.
 """
@@ -65,8 +65,8 @@ _definitions: dict[int, tuple[Any, bytes]] = {}
 
 @cache
 def stack_in_private_memory() -> None:
-    """Replaces torch's collate function for tensors with a function that hides the worker info. Runs once per
-    process."""
+    """Makes torch's collate function for tensors ignore the worker info, so that it does not use shared memory. Runs
+    once per process."""
     original = default_collate_fn_map[torch.Tensor]
 
     def stack(batch: Any, *, collate_fn_map: Any = None) -> Any:
@@ -80,7 +80,7 @@ def stack_in_private_memory() -> None:
 
 
 class SampleError(Exception):
-    """Internal: user code raised an exception. This error holds the phase and the sample; users receive its
+    """Internal: user code raised an exception. This error holds the phase and the sample. Users receive its
     `__cause__`."""
 
     def __init__(self, phase: str, cause: BaseException, *, position: int | None = None, key: Any = None):
@@ -96,7 +96,7 @@ class SampleError(Exception):
 
 
 def _error(phase: str, cause: BaseException) -> BaseException:
-    """Returns the exception itself, or, in place of a StopIteration, a RuntimeError: under torch's loader, a
+    """Returns the exception itself, or a RuntimeError in place of a StopIteration. Under torch's loader, a
     StopIteration ends the loop, as if the epoch were over."""
     if not isinstance(cause, StopIteration | StopAsyncIteration):
         return cause
@@ -107,8 +107,8 @@ def _error(phase: str, cause: BaseException) -> BaseException:
 
 
 BY_KEY = "SEEDS_BY_KEY"
-"""Name of an attribute of a dataset's class. If the attribute is true, the seeds of the generators that the dataset
-holds depend only on a sample's key, not on the sample's position."""
+"""Name of an attribute of a dataset's class. If it is true, the seeds of the dataset's own generators depend on a
+sample's key, but not on its position."""
 
 
 class Fetcher:
@@ -120,7 +120,7 @@ class Fetcher:
         collate_fn: Callable[[Any], Any] | None,
         held: HeldGenerators = NOTHING_HELD,
     ) -> None:
-        """If `collate_fn` is None, torch's defaults are used: `default_collate` for batches, `default_convert` for
+        """If `collate_fn` is None, torch's defaults are used: `default_collate` for batches, and `default_convert` for
         single samples.
 
         `held` has the generators that `dataset` and `collate_fn` hold. They are seeded in the same way as the process's
@@ -187,8 +187,8 @@ class Fetcher:
 
 def is_of_user(exc: BaseException) -> bool:
     """Returns True if the exception counts as a failure of the batch. SystemExit counts, because it must not terminate
-    a feeder. A KeyboardInterrupt counts only in a feeder: in the trainer, it comes from the user's Ctrl-C, but a
-    feeder's process receives no Ctrl-C, so user code must have raised it."""
+    a feeder. A KeyboardInterrupt counts only in a feeder. A feeder's process receives no Ctrl-C, so user code must have
+    raised it."""
     return isinstance(exc, Exception | SystemExit) or get_worker_info() is not None
 
 
@@ -229,9 +229,9 @@ def batch_seed(base_seed: int, ticket_no: int) -> int:
 def key_number(key: Any) -> int:
     """Returns a number for a sampler's key of any kind. The number is the same in every process.
 
-    An integer (including a numpy integer, or a tensor of one integer) is identified by its value, and a plain value by
-    its encoding. Any other object is identified only by its type, because its pickle or repr may differ between
-    processes. This suffices, because the position already distinguishes two samples.
+    An integer is identified by its value. This includes numpy integers and tensors of one integer. A plain value is
+    identified by its encoding. Any other object is identified only by its type, because its pickle or repr may differ
+    between processes. This suffices, because the position already distinguishes two samples.
     """
     try:
         return operator.index(key)
@@ -263,8 +263,8 @@ def seed_generators(seed: int) -> None:
     """Seeds all three generators from a seed below 2**64, in 8 µs.
 
     numpy's generator gets the upper half of the seed, and torch's (which uses only 32 bits) the lower half. Both are
-    Mersenne Twisters that are seeded in the same way, so they would produce the same stream from the same half.
-    Afterwards, `torch.initial_seed()` fits into an int64, as in torch's workers, so that a sample may contain it.
+    Mersenne Twisters with the same seeding. So they would produce the same stream from the same half. Afterwards,
+    `torch.initial_seed()` fits into an int64, as in torch's workers, so that a sample may contain it.
     """
     _seed_random(seed)
     _seed_numpy(seed >> 32)

@@ -1,7 +1,7 @@
-"""Checks states of generators that came from a checkpoint or from a feeder. Pure.
+"""Checks of generator states that came from a checkpoint or from a feeder. Pure.
 
-torch and numpy take a position beyond their words. They would then draw from the memory behind the state, or end the
-process. Each function raises ValueError, and returns what it was given.
+torch and numpy accept a position beyond the last word of a state. They then draw from the memory after the state, or
+crash. Each function returns the value that it was given, or raises ValueError if the value is invalid.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy as np
 import torch
 
 WORDS = 624
-"""Size of MT19937, the generator that torch, Python and numpy use."""
+"""Number of words in the state of MT19937, the generator that torch, Python and numpy use."""
 _PHILOX_WORDS = 4
-"""Size of a buffer of numpy's Philox."""
+"""Number of words in the buffer of numpy's Philox."""
 _TORCHS = struct.Struct("<QiiQ")
 """Beginning of the state of torch's CPU generator: seed, draws left + 1, whether it was seeded, the next position."""
 _KEYS = ("uint32", "uint64")
@@ -32,7 +32,8 @@ def checked_position(position: Any, most: int = WORDS) -> int:
 
 
 def checked_torch(state: Any) -> torch.Tensor:
-    """Checks a state of torch's CPU generator. It reads the words that are left, from the next one on."""
+    """Checks a state of torch's CPU generator. The generator reads the words that are left, from the next position
+    on."""
     if type(state) is not torch.Tensor or state.dtype != torch.uint8 or state.ndim != 1:
         raise ValueError(f"expected the state of torch's generator, got {type(state).__name__}")
     data = state.numpy().tobytes()
@@ -75,7 +76,8 @@ def checked_numpy(state: Any) -> Any:
 
 
 def numpys_words(words: Any, dtype: Any) -> np.ndarray[Any, Any]:
-    """Makes the array of words in a state of numpy's generators. Another dtype could take any amount of memory."""
+    """Makes the array of words in a state of numpy's generators. Refuses other dtypes, which could take any amount of
+    memory."""
     if dtype not in _KEYS or type(words) is not list or len(words) > _MAX_KEY:
         raise ValueError(
             f"expected at most {_MAX_KEY} words of {' or '.join(_KEYS)}, got an array of {dtype!r:.40}"

@@ -2,12 +2,12 @@
 
 A transform with its own `np.random.RandomState(0)` would draw from a different copy in each process that makes samples.
 This module therefore seeds the generator for each sample, in the same way as the process's three generators (see
-`fetcher`). The seed depends on the state of the trainer's generator at iter(), on the number of earlier iterators
-(`Ticket.draws`), and on the sample's position and key. The seed does not depend on the epoch's base seed, so a
-generator that the user has seeded draws the same numbers in each run. All processes derive the same seed for a sample.
+`fetcher`). The seed depends on four things: the state of the trainer's generator at iter(), the number of earlier
+iterators (`Ticket.draws`), the sample's position and its key. It does not depend on the epoch's base seed, so a
+generator that the user has seeded draws the same numbers in each run.
 
-If `worker_init_fn` has seeded or replaced a generator, that generator's seeds depend on the epoch's base seed instead,
-because `worker_init_fn` derives its own seeds from the base seed.
+If `worker_init_fn` has seeded or replaced a generator, its seeds depend on the epoch's base seed instead.
+`worker_init_fn` derives its own seeds from that base seed, too.
 """
 
 from __future__ import annotations
@@ -217,8 +217,8 @@ class HeldGenerators:
     __slots__ = ("_known", "_roots", "_seeds")
 
     def __init__(self, *roots: Any, of_classes: Mapping[str, int] | None = None) -> None:
-        """Assumes that the generators have the same states as in the trainer. `of_classes` has the trainer's states of
-        generators that classes of libraries hold, by path."""
+        """Assumes that the generators have the same states as in the trainer. `of_classes` contains the trainer's
+        states of generators that library classes hold, by path."""
         self._roots = roots
         self._known: dict[int, tuple[Held, int]] = {}
         """Each generator and its last known state, by the generator's id."""
@@ -248,8 +248,8 @@ class HeldGenerators:
             self._known[id(one)] = one, state_of(one)
 
     def look_again(self) -> None:
-        """Makes the seeds of generators that worker_init_fn has seeded or created depend on the epoch's base seed.
-        Called after worker_init_fn."""
+        """Finds the generators that worker_init_fn has seeded or created. From then on, their seeds depend on the
+        epoch's base seed. Called after worker_init_fn."""
         origins = {key: origin for key, (_, origin, _) in zip(self._known, self._seeds, strict=True)}
         known, self._known, self._seeds = self._known, {}, []
         for number, one, _, state in self._readable():
@@ -281,8 +281,8 @@ NOTHING_HELD = HeldGenerators()
 
 
 def states_of_classes(*roots: Any) -> dict[str, int]:
-    """Returns the states of generators that are not sent with these objects, for `HeldGenerators` in another
-    process."""
+    """Returns the states, by path, of generators that are not sent with these objects. `HeldGenerators` needs these
+    states in another process."""
     return {where: state_of(one) for one, where in find(*roots) if where}
 
 
@@ -295,8 +295,8 @@ def _mixed(seed: int, origin: int) -> int:
 
 
 def _mark(one: Held) -> None:
-    """Rewrites the state of a freshly seeded Mersenne Twister in a different form that yields the same numbers: the
-    next block has been generated, but no number of that block has been drawn. In torch's generator, flips a bit of the
+    """Rewrites the state of a freshly seeded Mersenne Twister in a different form that yields the same numbers. In this
+    form, the next block has been generated, but none of its numbers drawn. In torch's generator, flips a bit of the
     stored initial seed instead."""
     if isinstance(one, random.Random):
         version, words, gauss = random.Random.getstate(one)

@@ -1,7 +1,4 @@
-"""Sessions, in which a process looks to user code like a torch worker of one loader. See also `fetcher`.
-
-In a feeder, builders use this module. `remaking` uses it to rebuild batches later.
-"""
+"""Sessions, in which a process looks to user code like a torch worker of one loader."""
 
 from __future__ import annotations
 
@@ -34,8 +31,7 @@ def begin_session(
 
 
 def held_by(code: UserCode, of_classes: Mapping[str, int]) -> HeldGenerators:
-    """Returns the generators that user code, which has just been loaded, holds. For `of_classes`, see
-    `HeldGenerators`."""
+    """Returns the generators that newly loaded user code holds. For `of_classes`, see `HeldGenerators`."""
     return HeldGenerators(code.dataset, code.collate_fn, of_classes=of_classes)
 
 

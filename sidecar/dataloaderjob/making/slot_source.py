@@ -1,7 +1,7 @@
-"""One slot of an IterableDataset. It makes the batches of the torch worker with the same number. See also `fetcher`.
+"""One slot of an IterableDataset. It makes the same batches as torch's worker with the same number.
 
-Seeds are torch's: `begin_session` sets them once, and user code draws from there on. A batch depends only on the
-batches before it in its slot, so a slot that starts again on another feeder makes the same batches.
+The seeds are the same as torch's. `begin_session` seeds the generators once, and user code draws from there on. A batch
+depends only on the earlier batches of its slot. So a slot that starts again on another feeder makes the same batches.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class SlotSource:
         self.made = 0
         """Number of batches made so far, including failed ones."""
         self.swallowed: BaseException | None = None
-        """The last error of a rebuilt batch."""
+        """The last error that was raised while earlier batches were rebuilt."""
 
     # Snapshots
 
@@ -72,7 +72,7 @@ class SlotSource:
 
     def restore(self, snapshot: bytes, made: int) -> None:
         """Resumes from a snapshot after `made` batches, in a slot that has made nothing yet. Raises errors of user
-        code, and RemoteProtocolError for bytes that `snapshot` never returns."""
+        code, and RemoteProtocolError for an invalid snapshot."""
         of_iterator, state, generators = _checked(self._loaded(snapshot), made)
         if not of_iterator:
             self._dataset.load_state_dict(state)
@@ -106,8 +106,8 @@ class SlotSource:
         depends on them.
 
         `on_sample` is called with the number of each sample in its batch before the sample is made. `on_replay` is
-        called with the number of each batch that was made first, and with that batch. Raises SlotEnded. Raises
-        SampleError from an exception of user code; `made` counts such a batch.
+        called with the number of each batch that was made first, and with that batch. Raises SlotEnded if the slot has
+        no such batch. Raises SampleError from an exception of user code. `made` counts such a batch, too.
         """
         stack_in_private_memory()
         if on_sample is not None:
@@ -163,8 +163,8 @@ class SlotSource:
             raise SampleError(COLLATE, exc) from exc
 
     def _begun(self) -> Iterator[Any]:
-        """Returns the iterator. If `iter(dataset)` raises an exception, raises SampleError from it; the slot has ended
-        then."""
+        """Returns the iterator, and creates it at the first call. If `iter(dataset)` raises an exception, the slot has
+        ended, and this method raises SampleError from that exception."""
         if self._iterator is None:
             try:
                 self._iterator = iter(self._dataset)
@@ -177,7 +177,8 @@ class SlotSource:
 
 
 def _checked(loaded: Any, made: int) -> tuple[Any, Any, tuple[Any, ...]]:
-    """Returns the parts of a slot's state after `made` batches. It comes from a checkpoint or from another feeder."""
+    """Checks a slot's state after `made` batches, which comes from a checkpoint or from another feeder. Returns its
+    parts. Raises RemoteProtocolError if the state is invalid."""
     try:
         of_iterator, state, (pythons, numpys, torchs), counted = loaded
         if type(counted) is not int or counted != made:
@@ -201,7 +202,7 @@ def be_of_rank(env: Mapping[str, str]) -> None:
     """Makes the process report its trainer's rank to a dataset that is sharded by rank.
 
     A worker that torch forks has its trainer's process group, whose rank and size it can read. Here, a substitute group
-    has only these two: operations that communicate with other ranks raise an exception.
+    has only a rank and a size. Operations that communicate with other ranks raise an exception.
     """
     for name in SHARES:
         os.environ.pop(name, None)

@@ -1,9 +1,9 @@
-"""The part of an IterableDataset's work that any feeder can do once a slot has read the samples. See also `fetcher`.
+"""The part of an IterableDataset's work that any feeder can do once a slot has read the samples.
 
 A slot can only be read in order, by one feeder. Work on single samples, such as decoding, has no such limit. With
 `stage=`, the slot delivers its samples as they were read, and any free feeder makes the batch from them.
 
-The seeds of a stage depend on the batch's position in its slot and on the sample's position in its batch.
+A stage's seeds depend on the batch's position in its slot, and on the sample's position in its batch.
 """
 
 from __future__ import annotations
