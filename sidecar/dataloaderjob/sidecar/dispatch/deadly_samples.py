@@ -1,4 +1,4 @@
-"""The error of a ticket whose samples kill the processes that make them, for lack of memory or otherwise. Pure."""
+"""The error for a ticket whose samples kill the processes that make them. Pure."""
 
 from __future__ import annotations
 
