@@ -76,8 +76,8 @@ class _Search:
         self._seen: set[int] = set()
 
     def innermost(self, parts: Iterable[NamedPart], depth: int = 0) -> _Failing | None:
-        """Returns the innermost object of the first part that fails. A function or a class may also fail because of an
-        object that other functions refer to, so the first part that itself contains the reason is preferred."""
+        """Returns the innermost object that fails, within the first part that fails. Prefers a part that contains the
+        reason, because a function or class may also fail because of an object that other functions refer to."""
         vague = None
         for found in self._failing(parts):
             path, part, _ = found

@@ -2,8 +2,9 @@
 
 Any feeder can make any batch of a map-style stream. In contrast, a slot's batch depends on the batches before it. When
 a slot moves, its new home has to rebuild earlier batches without sending them. Therefore, a slot normally stays while
-its home serves, and a late batch is not requested elsewhere. A slot moves only to a feeder that makes at least two
-fewer slots than its home, and if few batches have to be rebuilt. Batches from the previous home remain valid.
+its home serves, and a late batch is not requested elsewhere. There is one exception: a slot moves to a feeder that
+makes at least two fewer slots than its home, if few batches have to be rebuilt. Batches from the previous home remain
+valid.
 """
 
 from __future__ import annotations
