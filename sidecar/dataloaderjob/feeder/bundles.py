@@ -41,7 +41,8 @@ NOTE_EVERY_S = 5.0
 MAX_BUNDLES = 256
 """Maximum number of manifests kept. The oldest one that no ticket needs is dropped first."""
 MAX_IDLE_TEMPLATES = 8
-"""Maximum number of templates kept without a session, because nobody reports that a loader was garbage-collected."""
+"""Maximum number of templates to keep without a session. A limit is necessary because nobody reports that a loader was
+garbage-collected."""
 LOADING = "the process that loads the dataset"
 LOOK = (
     "look for a crash in native code or a lack of memory there; see the last lines that this feeder printed"
@@ -200,7 +201,7 @@ class Templates:
         self._output = [1] if relayed else []
         self._templates: dict[bytes, Template] = {}
         self._latest: dict[tuple[int, int], bytes] = {}
-        """(receiver, loader) -> `Bundle.code` that this loader of the receiver's trainer used last."""
+        """(receiver, loader) -> `Bundle.code` of the last bundle that this loader of the receiver's trainer used."""
 
     def get(self, bundle: Bundle) -> Template:
         """Returns the template of a bundle whose blobs are on this node. `TemplateOwner.loaded` reports when it is

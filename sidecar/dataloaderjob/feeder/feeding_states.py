@@ -1,4 +1,4 @@
-"""The states of a feeder's tickets, and the state machine's instructions to its shell: values and one table.
+"""The states of a feeder's tickets, and the state machine's instructions to its shell.
 
 PARKED     its bundle (the user's code and data) is not on this node yet
 QUEUED     waits for its turn
@@ -81,7 +81,7 @@ TRANSITIONS: dict[tuple[TaskState, TaskEvent], TaskState] = {
 
 
 class IllegalTransition(Exception):
-    """The shell reported an event that cannot have happened. The message lists the last events."""
+    """The error for an event from the shell that cannot have happened. Its message lists the last events."""
 
     def __init__(self, task: Task, event: TaskEvent, history: Iterable[tuple[int, TaskEvent]]) -> None:
         events = [(serial, past.name) for serial, past in history]
@@ -99,7 +99,7 @@ class Task:
     bundle: bytes
     flags: int
     room: int
-    """Size in bytes up to which the body may be sent without a GRANT."""
+    """Maximum size, in bytes, of a body that may be sent without a GRANT."""
     payload: bytes = field(repr=False)
     """The result of `frames.pack_ticket`; opaque to the state machine."""
     state: TaskState

@@ -1,4 +1,4 @@
-"""The host: the process that starts a machine's feeders and the zygote from which their bundles' templates are forked.
+"""The host: the process that starts a machine's feeders, and the zygote from which templates are forked.
 
     python -m dataloaderjob.feeder.host --settings FILE     one feeder, watched by Ray's actor or a test
     python -m dataloaderjob.feeder.host --listen SOCKET     any number, for the local provider
