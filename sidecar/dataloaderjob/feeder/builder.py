@@ -389,8 +389,8 @@ def _unpack(payload: bytes) -> frames.Ticket:
 
 
 def main(code: UserCode, channel: Channel, place: mmap.mmap, nbytes: int, times: Path) -> NoReturn:
-    """Runs a builder's process. `nbytes`: the size of a body of this bundle, or 0 if unknown. `times`: as for
-    `Builder`."""
+    """Runs a builder's process. `nbytes`: the size of a body of this bundle, or 0 if unknown. `times`: folder for the
+    times of batches, if it exists."""
 
     def run() -> None:
         with contextlib.suppress(ConnectionError):  # the feeder is gone: nobody waits for batches

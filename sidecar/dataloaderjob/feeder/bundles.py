@@ -56,7 +56,7 @@ Soon = Callable[[Callable[[], None]], None]
 
 @dataclass(slots=True)
 class _Wait:
-    """Blobs that are being fetched."""
+    """The blobs of a bundle that are being fetched."""
 
     nbytes: int
     since: float

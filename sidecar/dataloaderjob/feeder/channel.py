@@ -48,7 +48,7 @@ ENDED = struct.Struct("<qQq")
 """Payload of MessageKind.ENDED: exit code (negative: signal), serial number of the current task, position of its
 sample."""
 NOWHERE = -1
-"""Position in ENDED that means that no sample was being made."""
+"""The position in ENDED if no sample was being made."""
 
 
 class MessageKind(IntEnum):
@@ -307,7 +307,7 @@ class SlotSession:
     first: tuple[int, bytes] | None = None
     """The snapshot on trial: (batches made, state)."""
     last: tuple[int, bytes] | None = None
-    """The latest snapshot, in the same form."""
+    """The latest snapshot: (batches made, state)."""
     trials: int = 0
     """Number of trials started."""
     is_tried: bool = False
@@ -347,11 +347,11 @@ class Introduction:
     is_slot: bool = False
     """True if the builder makes slot `index` of an IterableDataset."""
     env: dict[str, str] = field(default_factory=dict)
-    """`Bundle.env`."""
+    """The value of `Bundle.env`."""
     ranks: int = 0
-    """`Bundle.ranks`."""
+    """The value of `Bundle.ranks`."""
     held: dict[str, int] = field(default_factory=dict)
-    """`Bundle.held`."""
+    """The value of `Bundle.held`."""
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self)).encode()

@@ -179,7 +179,8 @@ def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, firs
 
 
 def _refuse(first: socket.socket, requests: socket.socket, failure: bytes) -> None:
-    """Reports the failure to the feeder that asked first, and to those that asked in the meantime."""
+    """Reports a failed load to the feeder that requested the bundle first, and to those that have requested it
+    since."""
     channels = [Channel(first)]
     requests.setblocking(False)
     with contextlib.suppress(BlockingIOError):

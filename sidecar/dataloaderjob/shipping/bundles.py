@@ -258,8 +258,8 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
         """Imports the modules, restores their states, and returns the roots. `imports` has (name, True if the dataset
         needs the module) for each module.
 
-        All modules are imported before any state is restored, because a state already includes the entries that one
-        module's import adds to another module's tables.
+        All modules are imported before any state is restored. The import of one module may add entries to another
+        module's tables, and the restored state already includes these entries.
         """
         found = Found(self._others.pop("__main__", b""), self._fresh)
         for name, needed in imports:

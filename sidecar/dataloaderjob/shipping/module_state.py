@@ -118,8 +118,8 @@ class ModuleState:
         yield "__main__", [(name, value) for name, value in main.items() if not is_code[name]]
 
     def alone(self, module: str, reached: Reached) -> Iterator[Dump]:
-        """Yields the state of a module that the dataset does not reach. While the consumer pickles a part, it adds the
-        globals that the part uses to `reached`. The next part contains these globals."""
+        """Yields the state of a module that the dataset does not reach. While the consumer pickles a part, it records
+        in `reached` the globals that the part uses. The next part contains these globals."""
         code = self.code(module)
         yield module, (code.references, code.by_value, self.data(module))
         done = set[str]()

@@ -25,8 +25,8 @@ from dataloaderjob.shipping.reducers import is_shared_memory
 from dataloaderjob.shipping.user_code import full_name
 
 _SEARCH_S = 5.0
-"""Time limit of a search in seconds, for example in a list of a million samples. After this time, the message names
-only the list."""
+"""Time limit of a search, in seconds. If the search through a long list takes longer, the message names only the
+list."""
 NamedPart = tuple[str, Any]
 """(path, object)."""
 _MAX_DEPTH = 100

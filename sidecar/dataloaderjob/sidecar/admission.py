@@ -38,7 +38,7 @@ class ReceiverProcess:
 
 
 class Admission:
-    """The decisions to admit trainers, based on the receivers that are running."""
+    """The rules for admitting trainers, based on the receivers that are running."""
 
     def __init__(
         self,

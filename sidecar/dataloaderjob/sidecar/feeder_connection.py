@@ -1,11 +1,11 @@
 """The connection to one feeder: the handshake and the transfer of frames. Bodies are received straight into the pool.
 
 The socket is blocking, but all calls except one use MSG_DONTWAIT. The exception is the call that receives bodies. It
-uses MSG_WAITALL with a timeout of 20 ms. This was the cheapest method that was measured (0.20 CPU-s/GB, compared with
-0.22 to 0.26 without blocking and with SO_RCVLOWAT).
+uses MSG_WAITALL with a timeout of 20 ms. This was the cheapest method that was measured: 0.20 CPU-s/GB, compared with
+0.22 to 0.26 for non-blocking calls with SO_RCVLOWAT.
 
 Waiting for a slow feeder would delay all other connections. Therefore, a body is late if less than half of it arrives
-within the 20 ms, or if it arrives at less than QUICK. The next bodies of this connection are then received without
+within the 20 ms, or if it arrives more slowly than QUICK. The next bodies of this connection are then received without
 waiting. Their number doubles with each late body, until an awaited body is not late.
 
 The connection to a feeder on this machine is a Unix socket, and bodies are copied from the feeder's memory
@@ -182,7 +182,7 @@ class FeederConnection:
     @property
     def interest(self) -> int:
         """The epoll mask of the events to wait for. While too many bytes are unsent, nothing is read from the feeder,
-        because answers to its frames would add to them."""
+        because its frames may need answers, which would be queued, too."""
         if not self._out:
             return _IN_OUT if self.phase is BodyPhase.CONNECTING else _IN
         return _IN_OUT if len(self._out) <= MAX_UNSENT_NBYTES else _OUT

@@ -134,7 +134,7 @@ class Listener(ABC, Generic[Peer]):
             self._select.register(sock, selectors.EVENT_READ, functools.partial(self._ready, peer))
 
     def _ready(self, peer: Peer) -> None:
-        if peer in self._peers:  # it may have given way to another within this turn
+        if peer in self._peers:  # another peer may have replaced it in this turn
             self._on_ready(peer)
 
     def _forget(self, peer: Peer) -> None:

@@ -79,7 +79,7 @@ class Sidecar:
         self._select.register(self._wake_r, selectors.EVENT_READ, self._on_signal)
         self._metrics_at = 0.0
         self._sweep_at = 0.0
-        # Last, because a visible socket must have a sidecar behind it.
+        # This comes last, because a visible socket must have a sidecar behind it.
         self._listener = TrainerListener(
             settings.socket,
             self._select,

@@ -286,7 +286,7 @@ class Receiver:
         self._watch(self._trainer.fileno(), select.EPOLLIN)
 
     def _send_trainer(self, packets: list[bytes], fd: int | None = None) -> None:
-        # a duplicate: the region may be dropped before the trainer reads
+        # a duplicate is sent, because the region may be dropped before the trainer reads
         self._to_trainer += [(p, None if fd is None else os.dup(fd)) for p in packets]
         self._send_to_trainer()
 
@@ -415,7 +415,7 @@ class Receiver:
             case Fail(stream, ticket, payload, is_own):
                 kind = ipc.Type.GIVEN_UP if is_own else ipc.Type.FAILED
                 self._answer(kind, stream, ticket, payload)
-                if self._failure is None:  # the trainer also raises the first of several
+                if self._failure is None:  # the trainer, too, raises only the first failure
                     self._failure = stream, ticket
                     self._send_parent({"type": "failure", **supervision.describe_failure(payload)})
             case End(stream, ticket, batches):

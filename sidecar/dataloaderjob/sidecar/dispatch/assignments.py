@@ -64,7 +64,7 @@ class Assignments:
         self.feeders: dict[str, FeederState] = {}
         self.ranks = Ranks()
         self.announced: dict[Attempt, None] = {}
-        """Attempts that wait for space."""
+        """Attempts whose bodies were announced, and wait for space in the pool."""
         self.suspects: set[str] = set()
         """Instances of feeders that are late and get no further tickets."""
         self.counters = Counters()
@@ -206,7 +206,8 @@ class Assignments:
         return True
 
     def suspect(self, feeder: FeederState, now: float, *, is_silent: bool = False) -> None:
-        """Marks a feeder as late. Until it answers, it gets only tickets of its own slots, or none if it is silent."""
+        """Marks a feeder as late. Until the feeder answers, it gets only tickets of its own slots, or none if it is
+        silent."""
         feeder.suspect_since, feeder.is_silent = now, is_silent
         self.suspects.add(feeder.endpoint.instance)
         self.ranks.place(feeder)
@@ -247,8 +248,8 @@ class Assignments:
             self.send_bundle(feeder, bundle)
 
     def drop_attempt(self, attempt: Attempt, *, cancel: bool, requeue: bool = True) -> None:
-        """Forgets one feeder's attempt. If no other attempt is left, the ticket is queued again. `cancel`: also cancel
-        the ticket at the feeder. `requeue`: queue the ticket again at all."""
+        """Forgets one feeder's attempt. With `cancel`, also cancels the ticket at the feeder. With `requeue`, queues
+        the ticket again if no other attempt is left."""
         ticket, feeder = attempt.ticket, attempt.feeder
         ticket.attempts.remove(attempt)
         if feeder.attempts.pop((ticket.stream.id, ticket.number), None) is not None:
@@ -354,7 +355,7 @@ class Assignments:
                 return
 
     def send_asked_bundles(self) -> None:
-        """Sends each feeder the manifests that it asked for since the last call."""
+        """Sends each feeder the manifests that it has requested since the last call."""
         for feeder in self.feeders.values():
             while feeder.asked_bundles:
                 self.send_bundle(feeder, feeder.asked_bundles.pop())

@@ -1,8 +1,8 @@
 """The choice of the feeder that makes a batch. `Ranks.choose` has the policy.
 
-The versions of each feeder are compared once with those of each bundle's trainer. Batches are identical byte for byte
-only if Python, torch, numpy and the CPU's vector units agree. The bundle contains the trainer's facts, and a feeder
-states its own in the handshake (`dataloaderjob.shipping.facts`).
+A feeder's versions are compared with the trainer's. Batches are identical byte for byte only if Python, torch, numpy
+and the CPU's vector units agree. The bundle contains the trainer's facts, and a feeder states its own in the handshake
+(`dataloaderjob.shipping.facts`).
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ GOLDEN = 0.6180339887498949
 """The fractional part of the golden ratio. The fractional parts of its first n multiples are evenly spread, for any
 n."""
 LABELS = {"python": "Python", "torch": "torch", "numpy": "numpy"}
-"""Facts that must agree, with their names in messages. Other facts are not compared."""
+"""Facts that must agree, with their names in messages."""
 _INSTALL = "build the feeder image from the trainer's image plus dataloaderjob[feeder]"
 
 
@@ -102,8 +102,7 @@ def first_place(rank: int, feeders: int) -> int:
 
 
 def mismatch(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None:
-    """Describes the facts that differ, with a remedy. Returns None if all facts agree that the trainer states and that
-    must agree."""
+    """Describes the facts that must agree but differ, with a remedy. Returns None if all of them agree."""
     if trainer.get(SLOTS) and not feeder.get(SLOTS):
         return "its release cannot make batches of an IterableDataset: build its image from the trainer's release"
     differing = [name for name in LABELS if name in trainer and trainer[name] != feeder.get(name)]
@@ -117,8 +116,8 @@ def mismatch(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | Non
 
 
 def caution(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None:
-    """Describes a difference in the CPUs' vector units, or returns None. In spite of the difference, the feeder may
-    work.
+    """Describes a difference in the CPUs' vector units, which does not keep the feeder from working. Returns None if
+    there is none.
 
     GPU nodes and CPU nodes often differ in this. Most datasets are unaffected, but floating-point sums may differ.
     """

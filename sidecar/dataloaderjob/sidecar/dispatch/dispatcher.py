@@ -44,7 +44,7 @@ NOTES_APART_S = 4.0
 """Minimum time between identical notes, because feeders that start together would all send the same one."""
 MAX_NOTED = 64
 MAX_ASKED = 256
-"""Maximum number of bundles that a feeder gets in one tick. A feeder keeps at most this number."""
+"""Maximum number of manifests that a feeder gets in one tick. This is also the number that it keeps."""
 
 
 class Dispatcher(Assignments):
@@ -113,7 +113,7 @@ class Dispatcher(Assignments):
 
     def advance(self, stream: Stream, awaited: int) -> None:
         """Records that the trainer has taken all tickets below `awaited`."""
-        while stream.awaited < awaited and stream.tickets:  # untrusted input: no endless loop
+        while stream.awaited < awaited and stream.tickets:  # untrusted input must not cause an endless loop
             stream.tickets.pop(stream.awaited, None)
             stream.awaited += 1
 
@@ -212,7 +212,7 @@ class Dispatcher(Assignments):
             return
         self._received(now, feeder, header)
         if header.kind == FrameKind.NEED_BUNDLE:
-            if len(feeder.asked_bundles) < MAX_ASKED:  # answered once in a tick, however often it asks
+            if len(feeder.asked_bundles) < MAX_ASKED:  # answered once per tick, however often the feeder asks
                 feeder.asked_bundles.add(header.bundle)
             return
         if header.kind == FrameKind.SNAPSHOT:
@@ -386,8 +386,8 @@ class Dispatcher(Assignments):
             self.fail_service(ticket, *deadly_error(ticket, self.out_of_memory, self.supervisor_notes))
 
     def confirm_strikes(self, feeder: FeederState) -> None:
-        """Handles the death of a feeder's process. Each ticket that it was making when its connection broke gets a
-        strike."""
+        """Handles the death of a feeder's process. Each ticket that the feeder was making when its connection broke
+        gets a strike."""
         struck, feeder.struck = feeder.struck, []
         for ticket in struck:
             ticket.unconfirmed -= 1

@@ -27,7 +27,7 @@ MOST_AGAIN = 64
 """Maximum number of batches to rebuild when a slot moves to a feeder that makes fewer slots."""
 GATHER_S = 3.0
 """Maximum wait before the first homes are chosen. They are chosen earlier if each slot can have its own feeder, or if
-all listed feeders serve."""
+all listed feeders are connected."""
 
 
 @dataclass(slots=True, eq=False)
@@ -112,7 +112,7 @@ class Slots:
 
 
 class Feeder(Protocol):
-    """The attributes of a feeder that are used here."""
+    """The attributes of a feeder that this module uses."""
 
     up: bool
     down_since: float

@@ -24,8 +24,8 @@ from dataloaderjob.sidecar.dispatch.streams import (
 TICK_S = 0.1
 NOTE_EVERY_S = 30.0
 OVERDUE_FLOOR_S = 1.5
-"""Minimum time, in seconds, after which a feeder is suspected. Including the tick and the rebuilding of one batch, a
-trainer then waits less than 3 s."""
+"""Minimum time without an answer, in seconds, after which a feeder is suspected. Including the tick and the rebuilding
+of one batch, a trainer then waits less than 3 s."""
 OVERDUE_FACTOR = 4.0
 HEDGE_FLOOR_S = 0.25
 HEDGE_FACTOR = 3.0

@@ -95,7 +95,7 @@ class Arena:
         return False
 
     def trim(self, offset: int, nbytes: int) -> int:
-        """Frees the part of a used extent beyond `nbytes`. Returns the size kept."""
+        """Frees the part of a used extent beyond `nbytes`. Returns the number of bytes that are kept."""
         keep = round_up(nbytes)
         size = self.used[offset]
         if keep < size:

@@ -99,7 +99,7 @@ TRANSITIONS: dict[tuple[TicketState, TicketEvent], TicketState] = {
 
 
 class AttemptState(Enum):
-    """The state of one feeder's copy."""
+    """The state of an attempt."""
 
     ASKED = "building"
     ANNOUNCED = "waiting for space"
