@@ -76,7 +76,8 @@ class Builder:
 
     def warm_up(self, nbytes: int) -> None:
         """Performs the steps for a batch once, without user code. This copies memory that the builder shares with the
-        template, which would otherwise delay the first batch by 5 to 10 ms. `nbytes`: the size of a body, if known."""
+        template. Otherwise, copying it would delay the first batch by 5 to 10 ms. `nbytes`: the size of a body, if
+        known."""
         try:
             seed_worker(0, 0)
             seed_batch(0, 0)

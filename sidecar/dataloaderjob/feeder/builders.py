@@ -1,6 +1,6 @@
 """The sessions that a feeder serves, each with a builder. No user code runs in this process.
 
-The feeder's loop calls all methods. The phases are listed in `channel`.
+The feeder's loop calls all methods. `channel` lists the phases of a session.
 """
 
 from __future__ import annotations
@@ -198,8 +198,8 @@ class Builders:
                 self.end(bundle)
 
     def tick(self, now: float, used: Callable[[bytes], bool], waiting: Callable[[bytes], list[Task]]) -> None:
-        """Does everything that is due. Call about twice a second. `waiting`: returns the first unbuilt tasks of a
-        bundle."""
+        """Ends unused sessions, kills builders that hang, and ends overdue trials. Call about twice a second. `used`:
+        returns True if a bundle is in use. `waiting`: returns the first unbuilt tasks of a bundle."""
         self._ends.look()
         self._trials.tick(now)
         self.costs.slots = sum(session.slot is not None for session in self._sessions.values())

@@ -253,7 +253,8 @@ class Templates:
     # Builders
 
     def builder(self, template: Template) -> tuple[int, Channel]:
-        """Returns a new builder: the one that was forked ahead, or one forked now."""
+        """Returns (number, channel) of a new builder: the one that was forked ahead of time, or one that is forked
+        now."""
         spare, template.spare = template.spare, None
         return spare or self._fork(template)
 

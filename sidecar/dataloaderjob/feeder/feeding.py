@@ -110,7 +110,7 @@ class Feeding:
 
     @property
     def load(self) -> int:
-        """Number of tickets waiting or being built for all receivers. Receivers use it to compare feeders."""
+        """Number of tickets that wait or are being built, for all receivers. Receivers use it to compare feeders."""
         return self._queued + sum(map(len, self._parked.values())) + self._building
 
     @property

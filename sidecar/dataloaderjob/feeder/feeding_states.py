@@ -77,7 +77,8 @@ TRANSITIONS: dict[tuple[TaskState, TaskEvent], TaskState] = {
     (TaskState.SENDING, TaskEvent.CANCEL): TaskState.GONE,
     (TaskState.SENDING, TaskEvent.SENT): TaskState.GONE,
 }
-"""(SENDING, CANCEL) means that the receiver is gone, because a CANCEL frame no longer finds a task that is SENDING."""
+"""In the state SENDING, CANCEL means that the receiver is gone, because CANCEL frames do not affect a task that is
+SENDING."""
 
 
 class IllegalTransition(Exception):

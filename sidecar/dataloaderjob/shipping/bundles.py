@@ -234,7 +234,7 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
         self._others = dict(others)
         self._fresh = Fresh()
         self._imported: list[str] | None = []
-        """Imported modules with a state that is yet to be restored; None once all modules are imported."""
+        """Imported modules whose states are yet to be restored; None once all modules are imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None

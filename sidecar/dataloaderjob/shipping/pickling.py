@@ -101,7 +101,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         super().__init__(file, protocol=5, buffer_callback=keep_in_band)
         self.reached = Reached() if reached is None else reached
         self.samples: list[Any] = []
-        """First members of containers that a shallow pickle leaves out."""
+        """The first member of each container that a shallow pickle leaves out."""
         self.shared: list[int] = []
         """Addresses of storages and arrays in memory that forked processes share."""
         self._shared_memory: reducers.SharedAddresses | None = None

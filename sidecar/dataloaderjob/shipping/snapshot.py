@@ -163,8 +163,8 @@ class SnapshotMaker:
         return True
 
     def _fingerprint(self, roots: Roots) -> Fingerprint | None:
-        """Returns (fingerprint, number of arrays), or None if there is no fingerprint, such as for roots that cannot be
-        pickled. `take` then reports the roots."""
+        """Returns (fingerprint, number of arrays). Returns None if the roots cannot be pickled, which `take` then
+        reports, or if a large container holds anything but plain values."""
         out, buffers, digest = io.BytesIO(), list[memoryview](), _Digest()
         try:
             writer = self._writer(roots)

@@ -1,4 +1,4 @@
-"""Writing a single pickle of the user's code and data, and leaving out objects that cannot be sent."""
+"""The writer of a single pickle of the user's code and data. It leaves out objects that cannot be sent."""
 
 from __future__ import annotations
 
@@ -90,8 +90,9 @@ class Writer:
         roots: Roots,
         digest: Callable[[Any], bytes | None] | None = None,
     ) -> UserCodePickler:
-        """Writes the pickle, again and again until it contains everything that it refers to. Returns the pickler. State
-        must precede the objects that use it, so a quick first pass estimates which modules will be reached."""
+        """Writes the pickle, and repeats this until the pickle contains everything that it refers to. Returns the
+        pickler. State must precede the objects that use it, so a quick first pass estimates which modules will be
+        reached."""
         if not self._discovered:
             self._discover(roots)
         while True:

@@ -108,7 +108,7 @@ class FeederConnection:
         self._out = bytearray()
         self._handshake: ClientHandshake
         self._seals: Seals | None = None
-        """The seals of frames over TCP."""
+        """The seals of frames. Frames over a Unix socket have none."""
         self._head_nbytes = HEADER_NBYTES
         self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
         self._have = 0
@@ -182,7 +182,7 @@ class FeederConnection:
     @property
     def interest(self) -> int:
         """The epoll mask of the events to wait for. While too many bytes are unsent, nothing is read from the feeder,
-        because its frames may need answers, which would be queued, too."""
+        because its frames may need further answers."""
         if not self._out:
             return _IN_OUT if self.phase is BodyPhase.CONNECTING else _IN
         return _IN_OUT if len(self._out) <= MAX_UNSENT_NBYTES else _OUT

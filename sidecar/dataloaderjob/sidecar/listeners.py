@@ -29,7 +29,7 @@ BACKLOG = 1024
 CLIENT_TIMEOUT_S = 2.0
 """Time that a client has to send its request, and the same time again to read the answer."""
 Handler = Callable[[str], tuple[int, str, str]]
-"""Answers a path with (status, content type, body)."""
+"""A function that answers a path with (status, content type, body)."""
 REASONS = {200: "OK", 404: "Not Found", 400: "Bad Request", 503: "Service Unavailable"}
 HELLO_TIMEOUT_S = 5.0
 MAX_HELLO_NBYTES = 8 * 1024 * 1024

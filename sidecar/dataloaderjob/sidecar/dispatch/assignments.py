@@ -1,7 +1,7 @@
 """The assignment of a pool's tickets to feeders, and of its batches to places in memory. Pure.
 
-`dispatcher` handles events and `overseer` handles deadlines; both use the steps in this module. `choose` has the policy
-for feeders, and `placing` the policy for places.
+`dispatcher` handles events and `overseer` handles deadlines; both use the steps in this module. `choose` chooses
+feeders, and `placing` chooses places.
 """
 
 from __future__ import annotations

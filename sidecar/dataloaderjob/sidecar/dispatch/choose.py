@@ -1,4 +1,4 @@
-"""The choice of the feeder that makes a batch. `Ranks.choose` has the policy.
+"""The choice of the feeder that makes a batch (`Ranks.choose`).
 
 A feeder's versions are compared with the trainer's. Batches are identical byte for byte only if Python, torch, numpy
 and the CPU's vector units agree. The bundle contains the trainer's facts, and a feeder states its own in the handshake
@@ -18,7 +18,7 @@ from dataloaderjob.sidecar.dispatch.streams import FeederState, Stream
 DEPTH_QUICK = 6
 QUICK_S = 0.005
 MISFIT_GRACE_S = 10.0
-"""Time that tickets wait for a suitable feeder, while some listed feeders are not connected yet."""
+"""Time for which tickets wait for a suitable feeder while some listed feeders are not connected yet."""
 COMPARED = 4
 """Number of feeders whose loads are compared. Choosing the best of a few balances the load nearly as well as choosing
 the best of all."""
@@ -148,8 +148,8 @@ class VersionChecks:
         return None
 
     def refusal(self, stream: Stream, feeders: Iterable[FeederState], now: float) -> str | None:
-        """Returns the reason why no feeder can serve this stream; None if one can, if none is connected, or if a
-        suitable one may still connect. In a rolling update, the first feeder to connect may run another image."""
+        """Returns the reason why no feeder can serve this stream. Returns None if a feeder can serve it, or may still
+        connect: in a rolling update, the first feeder to connect may run another image."""
         if not self._any_refused:
             return None
         listed = [feeder for feeder in feeders if not feeder.draining]

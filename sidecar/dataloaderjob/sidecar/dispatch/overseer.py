@@ -42,7 +42,8 @@ STRIKE_AFTER_S = 10.0
 LAST_WORDS_S = 4.0
 """Time to wait, after a feeder's process has exited, for the supervisor's report that memory ran out."""
 UNCONNECTED_NOTE_S = 5.0
-"""Time after the first ticket, or the loss of the last connection, until a note explains why no feeder is connected."""
+"""Time without a connection after which a note explains why no feeder is connected. It counts from the first ticket, or
+from the loss of the last connection."""
 REPLACE_AFTER_S = 20.0
 REPLACE_FACTOR = 10.0
 MAX_REASKS = 2
@@ -228,7 +229,7 @@ def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
 
 
 def _awaits_first_feeder(machine: Dispatcher) -> bool:
-    """Returns True if no feeder has connected yet and the deadlines of this job's batches start with the first one."""
+    """Returns True if no feeder has connected yet, and this job's deadlines start when the first one connects."""
     return machine.settings.awaits_feeders and machine.served_at is None
 
 

@@ -120,7 +120,7 @@ class Arena:
 
 @dataclass
 class Space:
-    """All regions of one pool, under one limit in bytes."""
+    """All regions of one pool, with one limit for their total size."""
 
     limit_nbytes: int
     arenas: dict[int, Arena] = field(default_factory=dict)
@@ -181,7 +181,7 @@ def mb(nbytes: int) -> str:
 
 
 class Placer:
-    """Space and leases of one pool."""
+    """The space and the leases of one pool."""
 
     def __init__(self, limit_nbytes: int, pool_nbytes: int | None, out: list[Instruction]) -> None:
         self.space = Space(limit_nbytes)
@@ -299,8 +299,7 @@ class Placer:
         return lease
 
     def end_lease(self, lease: int) -> bool:
-        """Ends a lease and frees its extent. Returns False if no such lease exists, because the number is untrusted
-        input."""
+        """Ends a lease and frees its extent. Returns False if no such lease exists; the number is untrusted input."""
         entry = self.lent.pop(lease, None)
         if entry is None:
             return False
