@@ -41,8 +41,7 @@ NOTE_EVERY_S = 5.0
 MAX_BUNDLES = 256
 """Maximum number of manifests kept. The oldest one that no ticket needs is dropped first."""
 MAX_IDLE_TEMPLATES = 8
-"""Maximum number of templates to keep without a session. A limit is necessary because nobody reports that a loader was
-garbage-collected."""
+"""Maximum number of templates to keep without a session, because nobody reports that a loader was garbage-collected."""
 LOADING = "the process that loads the dataset"
 LOOK = (
     "look for a crash in native code or a lack of memory there; see the last lines that this feeder printed"

@@ -3,8 +3,7 @@
 A receiver's connection never blocks. It knows frames, but not tickets. `Sender` turns the instructions of the feeder's
 state machine into queued frames, and returns the connections to flush.
 
-Over the connection to the supervisor, the feeder reports its address. Each missing blob is fetched over a separate
-connection (`blobs`).
+Over the connection to the supervisor, the feeder reports its address.
 """
 
 from __future__ import annotations

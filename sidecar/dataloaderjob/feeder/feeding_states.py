@@ -77,7 +77,7 @@ TRANSITIONS: dict[tuple[TaskState, TaskEvent], TaskState] = {
     (TaskState.SENDING, TaskEvent.CANCEL): TaskState.GONE,
     (TaskState.SENDING, TaskEvent.SENT): TaskState.GONE,
 }
-"""In the state SENDING, CANCEL means that the receiver is gone, because CANCEL frames do not affect a task that is
+"""CANCEL in the state SENDING means that the receiver is gone, because CANCEL frames do not affect a task that is
 SENDING."""
 
 

@@ -15,8 +15,7 @@ refers to such a module, but samples rely on the side effect. A feeder imports t
 A module is left out while the trainer is still importing it, because that import may be iterating over the loader. A
 module is also left out if it, or a module that it imports, deletes files or starts programs, tracked runs or process
 groups. Output, warnings, logging and changes to sys do not count as side effects: they are sent separately, or feeders
-do not need them. An import that fails in a feeder is reported and ignored. If code needs the module later, it imports
-the module again and gets the error.
+do not need them. An import that fails in a feeder is reported and ignored.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The names of user modules' objects, and the content of these objects.
 
-A pickle refers to a module's global, or to an attribute of one of its classes, by name. A feeder thus updates the very
+A pickle refers to a module's global, or to an attribute of one of its classes, by name. A feeder then updates the
 object that its own import of the module created. Objects that a module's own functions keep also have names: default
 arguments, attributes of functions, and the single result in the cache of a function without arguments.
 """

@@ -1,7 +1,7 @@
 """The sidecar's listening sockets, served by the parent's loop. Clients cannot block the loop.
 
 /metrics, /healthz and /status are served over HTTP/1.0, one short answer per connection. The Unix socket is for
-trainers. This module keeps each trainer's connection until its first message is complete.
+trainers.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ MAX_GUESTS = 256
 
 @dataclass(slots=True, eq=False)
 class HttpClient:
-    """A connection to the HTTP port. The request is received first, and then the answer is sent."""
+    """A connection to the HTTP port."""
 
     sock: socket.socket
     deadline: float

@@ -27,9 +27,7 @@ four buffers. For a slot that ranks share, it has one more for each batch that t
 
 def connect(instance: str) -> socket.socket | None:
     """Connects to a feeder in this network namespace, without a handshake. Returns None if no such feeder is found.
-
-    Raises OSError if the feeder exists but cannot accept a connection now.
-    """
+    Raises OSError if the feeder exists but cannot accept a connection now."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         sock.connect(sockets.on_machine(instance))
@@ -73,10 +71,7 @@ class SharedBodies:
 
     def body(self, number: int, nbytes: int) -> memoryview:
         """Returns the first `nbytes` bytes of a buffer. On first use, maps the buffer from the file descriptor that
-        arrived with the message.
-
-        Raises RemoteProtocolError, OSError.
-        """
+        arrived with the message. Raises RemoteProtocolError, OSError."""
         found = self._buffers.get(number)
         if found is None:
             found = self._buffers[number] = self._map(number, nbytes)

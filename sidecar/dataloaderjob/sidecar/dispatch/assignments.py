@@ -1,7 +1,6 @@
 """The assignment of a pool's tickets to feeders, and of its batches to places in memory. Pure.
 
-`dispatcher` handles events and `overseer` handles deadlines; both use the steps in this module. `choose` chooses
-feeders, and `placing` chooses places.
+`dispatcher` and `overseer` use these steps.
 """
 
 from __future__ import annotations

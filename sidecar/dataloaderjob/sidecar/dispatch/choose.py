@@ -1,8 +1,7 @@
 """The choice of the feeder that makes a batch (`Ranks.choose`).
 
 A feeder's versions are compared with the trainer's. Batches are identical byte for byte only if Python, torch, numpy
-and the CPU's vector units agree. The bundle contains the trainer's facts, and a feeder states its own in the handshake
-(`dataloaderjob.shipping.facts`).
+and the CPU's vector units agree.
 """
 
 from __future__ import annotations

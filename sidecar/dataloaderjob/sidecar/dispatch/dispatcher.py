@@ -1,8 +1,7 @@
 """The receiver's state machine. It takes tickets, sends them to feeders, places bodies and publishes batches. Pure.
 
 Each event is a method call that includes the time, and yields instructions. This module uses no sockets or clocks, and
-never sees the bytes of a batch. Its shell is `sidecar.receiver`. `assignments` contains the steps that events share,
-and `overseer` acts when a feeder is late.
+never sees the bytes of a batch. Its shell is `sidecar.receiver`.
 """
 
 from __future__ import annotations
@@ -77,9 +76,7 @@ class Dispatcher(Assignments):
         waiting: bool = False,
     ) -> None:
         """Handles new tickets, given as (number, payload). `waiting`: the trainer sleeps until `awaited` is ready.
-
-        Raises RemoteProtocolError for a ticket of an unknown stream and for a repeated ticket.
-        """
+        Raises RemoteProtocolError for a ticket of an unknown stream and for a repeated ticket."""
         stream = self.streams.get(stream_id)
         for number, payload in entries:
             if stream is None or number in stream.tickets or number < stream.awaited:
@@ -289,10 +286,7 @@ class Dispatcher(Assignments):
 
     def begin_body(self, now: float, instance: str, header: Header) -> Extent | None:
         """Handles the header of a body. Returns the extent for the body, or None if the body must be read and
-        discarded.
-
-        Raises RemoteProtocolError if the body is larger than its grant.
-        """
+        discarded. Raises RemoteProtocolError if the body is larger than its grant."""
         feeder = self.feeders.get(instance)
         if feeder is None:
             return None
