@@ -181,9 +181,8 @@ class Builder:
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
 
     def _build_of_slot(self, message: Message) -> bool:
-        """Makes a slot's batch. Returns False if another builder must rebuild the slot. One case is that this builder
-        is past the batch and no longer has it. The other is that it has made nothing yet, and the ticket omits a
-        snapshot or digest that exists."""
+        """Makes a slot's batch, or sends it again. Returns False if another builder must rebuild the slot, because this
+        one no longer has the batch, or did not get an existing snapshot or digest."""
         ticket = frames.unpack_slot_ticket(message.payload)
         assert ticket is not None  # noqa: S101  checked before
         PLACE.pack_into(self._place, 0, message.a, NOWHERE)

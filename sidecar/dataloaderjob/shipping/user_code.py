@@ -139,9 +139,8 @@ def is_by_value(cls: type) -> bool:
 
 def other_name(cls: type) -> tuple[str, str] | None:
     """Returns the actual (module, name) of a class that claims a name in the standard library. Returns None for other
-    classes. For example, the type of a lock claims to be `_thread.lock`, but is `_thread.LockType`. Types of extension
-    modules that were built with PyO3 claim to be in `builtins`. Raises PicklingError for a type of the interpreter that
-    is in no module, because it cannot be recreated."""
+    classes. For example, the type of a lock claims to be `_thread.lock`, but is `_thread.LockType`. Raises
+    PicklingError for a type of the interpreter that is in no module, because it cannot be recreated."""
     if cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
         return None
     for module in (cls.__module__, "types", "_collections_abc"):

@@ -18,7 +18,7 @@ AGAIN_S = 2.0
 
 
 class Attachment:
-    """The files with which an attached pod's sidecar was started. `look` rereads them."""
+    """The files with which an attached pod's sidecar was started."""
 
     def __init__(self, path: Path, settings: SidecarSettings, key: bytes) -> None:
         self._path, self._job, self._key_path, self._key = path, settings.job, settings.key_path, key

@@ -237,10 +237,7 @@ class Failures:
 
 class BundleGc:
     """A garbage collector of bundles. It keeps the bundles of live streams, and each loader's last bundle for the next
-    epoch.
-
-    Therefore, a dataset that changes every epoch leaves no old bundles on the disk.
-    """
+    epoch."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store

@@ -391,8 +391,7 @@ class Dispatcher(Assignments):
                 self._strike(ticket, feeder.endpoint.name, feeder.why_down, None)
 
     def _lost(self, now: float, attempt: Attempt, position: int, how: str, *, of_memory: bool) -> None:
-        """Handles the death of a builder, the feeder's child process that was making a ticket's batch. The feeder
-        continues."""
+        """Handles the death of the builder that was making a ticket's batch. The feeder itself continues."""
         self._answered(now, attempt)
         if position >= 0:
             attempt.position = position

@@ -134,8 +134,7 @@ def choose_home(
 ) -> str | None:
     """Returns the instance of the feeder that makes a slot from now on; None while it is better to wait.
 
-    `able`: the feeders that can take the slot, by instance. `listed`: the number of listed feeders. `homes`: returns
-    the homes of all slots of the pool.
+    `able`: the feeders that can take the slot, by instance. `homes`: returns the homes of all slots of the pool.
 
     The feeder with the fewest slots takes the slot. Slots rarely move later, so the first slots wait until feeders have
     had time to connect. If batches are dealt to ranks, the receivers of all ranks must choose the same feeder.
@@ -158,7 +157,7 @@ def better_home(
     slot: Slot, number: int, able: Mapping[str, Feeder], homes: Callable[[], Iterable[str]]
 ) -> str | None:
     """Returns the instance of a feeder that makes at least two fewer slots than this slot's home and could soon reach
-    batch `number`. Returns None if no such feeder exists.
+    batch `number`, or None.
 
     A slot whose batches are dealt to ranks stays, because the receivers of all ranks would have to move it together.
     """

@@ -125,9 +125,10 @@ def _lateness(now: float, feeder: FeederState) -> float:
 
 
 def _silence(now: float, feeder: FeederState) -> float:
-    """Returns the seconds for which a feeder that makes a slot's batch has been silent; 0 for other feeders.
+    """Returns the seconds for which a feeder that makes a slot's batch has been silent.
 
-    Also returns 0 for a feeder that waits for space in this pool or is sending, because it has nothing to report.
+    Returns 0 for other feeders, and while the feeder waits for space or is sending, because it then has nothing to
+    report.
     """
     attempts = feeder.attempts.values()
     asked = [a.asked_at for a in attempts if a.ticket.slot is not None]

@@ -197,8 +197,7 @@ class Placer:
     # Regions
 
     def fit(self, streams: Iterable[Stream], nbytes: int) -> None:
-        """Grows the pool, within the limit, to the size that the live streams need: (window + reserve) batches each.
-        `nbytes`: the size of a batch that has arrived or was announced."""
+        """Grows the pool, within the limit, to the size that the live streams need: (window + reserve) batches each."""
         self.largest = max(self.largest, nbytes)
         space = self.space
         if self.pool_nbytes is not None:
