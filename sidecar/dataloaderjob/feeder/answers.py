@@ -1,7 +1,8 @@
-"""The answers of a builder that makes a slot, kept while they may be requested again, and the slot's snapshots.
+"""The answers of a builder that makes a slot, and the slot's snapshots. Answers are kept while they may be requested
+again.
 
-A slot cannot be rewound. If a batch did not arrive, because its place in the pool was needed for another batch or a
-connection broke, it is sent again from its buffer.
+A slot cannot be rewound. A batch may fail to arrive, because a connection broke or its place in the pool was given to
+another batch. It is then sent again from its buffer.
 """
 
 from __future__ import annotations

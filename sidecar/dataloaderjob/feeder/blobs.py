@@ -1,5 +1,5 @@
-"""The transfer of blobs between nodes. A feeder fetches the blobs that its node lacks from the supervisor, or from a
-feeder that the supervisor names. It serves the blobs that its node has. `supervisor.blob_relay` is the other end.
+"""The transfer of blobs between nodes. A feeder fetches missing blobs from the supervisor, or from another feeder that
+the supervisor names. It serves its node's blobs to other feeders. `supervisor.blob_relay` is the other end.
 """
 
 from __future__ import annotations

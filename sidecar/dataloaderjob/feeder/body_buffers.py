@@ -12,7 +12,7 @@ from dataloaderjob.core.control import seal
 from dataloaderjob.feeder.channel import Channel, MessageKind
 
 SPARE_BUFFERS = 3
-"""Number of free buffers kept: the buffers that a feeder may hold for one session, plus one to build into."""
+"""Number of free buffers to keep: those that a feeder may hold for one session, and one for the next batch."""
 _ROUND_NBYTES = 64 * 1024
 _LARGE_NBYTES = 64 * 1024
 

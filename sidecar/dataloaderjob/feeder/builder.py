@@ -48,7 +48,8 @@ DIFFERS = (
     "or the order in which processes run?)"
 )
 PROBE_WAIT_S = 0.5
-"""Maximum wait for a PROGRESS message to leave the feeder before the sample, which may kill the process, is made."""
+"""Maximum time for which a builder waits until the feeder has forwarded PROGRESS. The builder then makes the sample,
+which may kill it."""
 PLACE = struct.Struct("<Qq")
 """Layout of the page that a builder shares with its template: the task's serial number, the sample's position."""
 
@@ -74,8 +75,9 @@ class Builder:
         self._session: Introduction | None = None
 
     def warm_up(self, nbytes: int) -> None:
-        """Performs the steps for a batch once, without user code. Writing to memory that is shared with the template
-        copies it, which would otherwise delay the first batch by 5 to 10 ms. `nbytes`: the size of a body, if known."""
+        """Performs the steps for a batch once, without user code. This copies memory that the builder shares with the
+        template. Otherwise, copying it would delay the first batch by 5 to 10 ms. `nbytes`: the size of a body, if
+        known."""
         try:
             seed_worker(0, 0)
             seed_batch(0, 0)
@@ -137,8 +139,8 @@ class Builder:
         return True
 
     def _held(self, session: Introduction) -> HeldGenerators:
-        """Returns the RNGs that the dataset and collate_fn hold (`making.held`); none for a slot, in which RNGs draw as
-        they do in one of torch's workers."""
+        """Returns the RNGs that the dataset and collate_fn hold (`making.held`). Returns none for a slot, because its
+        RNGs draw as in one of torch's workers."""
         if not session.is_slot and self._fetcher.held is NOTHING_HELD:
             self._fetcher.held = held_by(self._code, session.held)
         return self._fetcher.held
@@ -179,8 +181,8 @@ class Builder:
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
 
     def _build_of_slot(self, message: Message) -> bool:
-        """Makes a slot's batch. Returns False if another builder must rebuild the slot: this builder is past the batch
-        and no longer has it, or it has made nothing yet and the ticket omits a snapshot or digest that exists."""
+        """Makes a slot's batch, or sends it again. Returns False if another builder must rebuild the slot, because this
+        one no longer has the batch, or did not get an existing snapshot or digest."""
         ticket = frames.unpack_slot_ticket(message.payload)
         assert ticket is not None  # noqa: S101  checked before
         PLACE.pack_into(self._place, 0, message.a, NOWHERE)
@@ -267,8 +269,7 @@ class Builder:
         return Answer(kind=kind, payload=payload, buffer=BUILT.unpack(payload)[0])
 
     def _shorter(self, source: SlotSource, ticket: frames.SlotTicket) -> bytes:
-        """Returns the failure of a slot that, when it was rebuilt, ended before the last batch that it had yielded
-        earlier."""
+        """Returns the failure of a rebuilt slot that ended before a batch that it had yielded earlier."""
         assert ticket.known is not None  # noqa: S101  checked before
         if source.swallowed is not None:
             return self._failure(source.swallowed, "rebuilding the slot")
@@ -281,7 +282,8 @@ class Builder:
         )
 
     def _on_replay(self, ticket: frames.SlotTicket, serial: int) -> Callable[[int, Any], None]:
-        """Returns a callback that reports rebuilt batches, and compares the batch whose earlier digest is known."""
+        """Returns a callback that reports rebuilt batches. It also compares one of them with its earlier digest, if
+        that is known."""
         told_at = time.monotonic()
 
         def replayed(number: int, batch: Any) -> None:
@@ -350,7 +352,8 @@ class Builder:
         return probed
 
     def _progress(self, serial: int, position: int) -> None:
-        """Makes the feeder report the next sample before that sample can kill all processes on the machine."""
+        """Reports the next sample, and waits until the feeder has forwarded the report. The sample may kill all
+        processes on the machine."""
         self._channel.send(MessageKind.PROGRESS, a=serial, b=position)
         deadline = time.monotonic() + PROBE_WAIT_S
         try:
@@ -386,8 +389,8 @@ def _unpack(payload: bytes) -> frames.Ticket:
 
 
 def main(code: UserCode, channel: Channel, place: mmap.mmap, nbytes: int, times: Path) -> NoReturn:
-    """Runs a builder's process. `nbytes`: the size of a body of this bundle, or 0 if unknown. `times`: as for
-    `Builder`."""
+    """Runs a builder's process. `nbytes`: the size of a body of this bundle, or 0 if unknown. `times`: folder for the
+    times of batches, if it exists."""
 
     def run() -> None:
         with contextlib.suppress(ConnectionError):  # the feeder is gone: nobody waits for batches

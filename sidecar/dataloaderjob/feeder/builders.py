@@ -1,6 +1,6 @@
 """The sessions that a feeder serves, each with a builder. No user code runs in this process.
 
-The feeder's loop calls all methods. The phases are listed in `channel`.
+The feeder's loop calls all methods. `channel` lists the phases of a session.
 """
 
 from __future__ import annotations
@@ -40,17 +40,17 @@ from dataloaderjob.feeder.slot_snapshots import SlotSnapshots, SnapshotReceiver
 from dataloaderjob.feeder.trials import Trials
 
 LINGER_S = 0.2
-"""Delay before a session's builder is ended. Ending the builder takes a few ms, and the next epoch's first batches
-would have to wait for it."""
+"""Delay before a session's builder is ended. Ending it at once would delay the next epoch's first batches by a few
+ms."""
 END_GRACE_S = 2.0
 """Time that user code has to finish its current step after its session has ended."""
 HUNG_S = 5.0
-"""Seconds after the cancellation of a batch after which a builder that is still making it is killed."""
+"""Time after a batch is cancelled until a builder that is still making it is killed."""
 ORPHAN_S = 10.0
 """Time for which a session is kept after its receivers are gone, because a receiver may reconnect."""
 SLOT_ORPHAN_S = 60.0
-"""The same for a slot. It is longer because a slot would have to be rebuilt, and because a receiver that has
-reconnected may not request anything for a while."""
+"""Time for which a slot's session is kept after its receivers are gone. It is long because a slot would have to be
+rebuilt, and because a receiver that has reconnected may request nothing for a while."""
 MAX_FIRST_DEATHS = 2
 """Number of builders of a session that must die in worker_init_fn before the session fails."""
 
@@ -130,7 +130,7 @@ class Builders:
             self.needs.hear(session.bundle, receiver, ticket.needed)
 
     def build(self, task: Task) -> None:
-        """Starts the builder of a FREE session on a batch."""
+        """Gives a batch to the builder of a FREE session."""
         session = self._sessions[task.bundle]
         session.phase, session.task = BuilderPhase.BUSY, task
         payload = task.payload
@@ -147,8 +147,7 @@ class Builders:
             )
 
     def _why_not(self, session: Session, receiver: int, ticket: frames.SlotTicket) -> str:
-        """Returns the reason why a rank receives nothing from a slot that it shares with others; empty if there is
-        none."""
+        """Returns the reason to refuse a rank's ticket for a shared slot; empty if there is none."""
         if ticket.base_seed != session.base_seed:
             return dealing.SEEDS
         others = (s.bundle for s in self._sessions.values() if s.phase is not BuilderPhase.ENDING)
@@ -186,7 +185,8 @@ class Builders:
         session.phase, session.ended_at = BuilderPhase.ENDING, time.monotonic()
 
     def end_lingering(self, bundle: bytes) -> None:
-        """Ends a lingering session at once, because the session is needed again, and can begin only after its end."""
+        """Ends a lingering session at once. The session is needed again, and can begin again only after it has
+        ended."""
         session = self._sessions.get(bundle)
         if session is not None and session.phase is BuilderPhase.ENDING:
             self._end_builder(session, time.monotonic())
@@ -198,8 +198,8 @@ class Builders:
                 self.end(bundle)
 
     def tick(self, now: float, used: Callable[[bytes], bool], waiting: Callable[[bytes], list[Task]]) -> None:
-        """Does everything that is due. Call about twice a second. `waiting`: returns the first unbuilt tasks of a
-        bundle."""
+        """Ends unused sessions, kills builders that hang, and ends overdue trials. Call about twice a second. `used`:
+        returns True if a bundle is in use. `waiting`: returns the first unbuilt tasks of a bundle."""
         self._ends.look()
         self._trials.tick(now)
         self.costs.slots = sum(session.slot is not None for session in self._sessions.values())
@@ -402,8 +402,8 @@ def _slot_ticket(task: Task) -> frames.SlotTicket:
 
 
 def _is_asked_again(session: Session, waiting: list[Task]) -> bool:
-    """Returns True if the cancelled batch that a slot's builder is making is requested again. The builder must finish
-    it before any other batch of the slot."""
+    """Returns True if a slot's builder is making a cancelled batch that has been requested again. The builder must
+    finish it before any other batch of the slot."""
     made = session.task
     return session.slot is not None and made is not None and any(t.ticket == made.ticket for t in waiting)
 

@@ -41,7 +41,7 @@ NOTE_EVERY_S = 5.0
 MAX_BUNDLES = 256
 """Maximum number of manifests kept. The oldest one that no ticket needs is dropped first."""
 MAX_IDLE_TEMPLATES = 8
-"""Maximum number of templates kept without a session, because nobody reports that a loader was garbage-collected."""
+"""Maximum number of templates to keep without a session, because nobody reports that a loader was garbage-collected."""
 LOADING = "the process that loads the dataset"
 LOOK = (
     "look for a crash in native code or a lack of memory there; see the last lines that this feeder printed"
@@ -55,7 +55,7 @@ Soon = Callable[[Callable[[], None]], None]
 
 @dataclass(slots=True)
 class _Wait:
-    """Blobs that are being fetched."""
+    """The blobs of a bundle that are being fetched."""
 
     nbytes: int
     since: float
@@ -200,7 +200,7 @@ class Templates:
         self._output = [1] if relayed else []
         self._templates: dict[bytes, Template] = {}
         self._latest: dict[tuple[int, int], bytes] = {}
-        """(receiver, loader) -> `Bundle.code` that this loader of the receiver's trainer used last."""
+        """(receiver, loader) -> `Bundle.code` of the last bundle that this loader of the receiver's trainer used."""
 
     def get(self, bundle: Bundle) -> Template:
         """Returns the template of a bundle whose blobs are on this node. `TemplateOwner.loaded` reports when it is
@@ -252,7 +252,8 @@ class Templates:
     # Builders
 
     def builder(self, template: Template) -> tuple[int, Channel]:
-        """Returns a new builder: the one that was forked ahead, or one forked now."""
+        """Returns (number, channel) of a new builder: the one that was forked ahead of time, or one that is forked
+        now."""
         spare, template.spare = template.spare, None
         return spare or self._fork(template)
 

@@ -48,7 +48,7 @@ ENDED = struct.Struct("<qQq")
 """Payload of MessageKind.ENDED: exit code (negative: signal), serial number of the current task, position of its
 sample."""
 NOWHERE = -1
-"""Position in ENDED that means that no sample was being made."""
+"""The position in ENDED if no sample was being made."""
 
 
 class MessageKind(IntEnum):
@@ -131,7 +131,8 @@ class Watching(Protocol):
 
 
 class Channel:
-    """One end of a channel: blocking (`receive`, `send`) in builders, non-blocking (`read`, `post`) elsewhere."""
+    """One end of a channel. Builders use the blocking methods, `receive` and `send`. Loops use the others, `read` and
+    `post`."""
 
     def __init__(self, sock: socket.socket) -> None:
         sock.settimeout(None)  # regardless of the default that user code has set
@@ -140,8 +141,8 @@ class Channel:
         self._fds: deque[int] = deque()
         self._out = bytearray()
         self._out_fds: deque[tuple[int, int]] = deque()
-        """(bytes of `_out` before the message, file descriptor) for each message with a file descriptor that is not
-        sent yet."""
+        """(number of bytes of `_out` before the message, file descriptor) for each unsent message with a file
+        descriptor."""
 
     def fileno(self) -> int:
         return self.sock.fileno()
@@ -156,7 +157,7 @@ class Channel:
     # Out
 
     def send(self, kind: int, *, fd: int | None = None, **fields: Unpack[Fields]) -> None:
-        """Sends a message, blocking. Raises OSError if the other end is gone."""
+        """Sends a message, and blocks until it is sent. Raises OSError if the other end is gone."""
         data = _packed(kind, fd is not None, **fields)
         if fd is not None:
             sent = socket.send_fds(self.sock, [data], [fd])
@@ -204,7 +205,7 @@ class Channel:
     # In
 
     def receive(self) -> Message | None:
-        """Returns the next message, blocking within the socket's timeout; None at the end of the stream."""
+        """Waits for the next message, within the socket's timeout. Returns None at the end of the stream."""
         while (message := self._next()) is None:
             if not self._fill(0):
                 return None
@@ -248,7 +249,7 @@ class BuilderPhase(Enum):
 
 
 class SharedBuffer:
-    """A builder's buffer: its memory, mapped for reading, and its file descriptor, for receivers on this machine."""
+    """A builder's buffer, mapped for reading. Its file descriptor is for receivers on this machine."""
 
     __slots__ = ("__weakref__", "fd", "map", "number")
     _numbers = itertools.count(1)
@@ -295,7 +296,8 @@ class Session:
     introduction: bytes = b""
     slot: SlotSession | None = None
     replayed: int = 0
-    """Number of batches of its slot that the builder has rebuilt for the task, according to its last report."""
+    """Number of the slot's batches that the builder has rebuilt for the task, according to the builder's last
+    report."""
 
 
 @dataclass(slots=True)
@@ -305,7 +307,7 @@ class SlotSession:
     first: tuple[int, bytes] | None = None
     """The snapshot on trial: (batches made, state)."""
     last: tuple[int, bytes] | None = None
-    """The latest snapshot, in the same form."""
+    """The latest snapshot: (batches made, state)."""
     trials: int = 0
     """Number of trials started."""
     is_tried: bool = False
@@ -324,8 +326,8 @@ class Template:
     channel: Channel
     loaded: bool = False
     again: bool = False
-    """True for the second attempt, after the first template died while loading, perhaps because another feeder
-    failed."""
+    """True for the second attempt to load the bundle. The first template died while loading, perhaps because another
+    feeder failed."""
     used_at: float = 0.0
     last_number: int = 0
     sessions: list[Session] = field(default_factory=list)
@@ -345,11 +347,11 @@ class Introduction:
     is_slot: bool = False
     """True if the builder makes slot `index` of an IterableDataset."""
     env: dict[str, str] = field(default_factory=dict)
-    """`Bundle.env`."""
+    """The value of `Bundle.env`."""
     ranks: int = 0
-    """`Bundle.ranks`."""
+    """The value of `Bundle.ranks`."""
     held: dict[str, int] = field(default_factory=dict)
-    """`Bundle.held`."""
+    """The value of `Bundle.held`."""
 
     def pack(self) -> bytes:
         return json.dumps(asdict(self)).encode()

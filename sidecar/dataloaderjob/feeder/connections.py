@@ -1,10 +1,9 @@
 """The connections of a feeder: one for each receiver, and one to its supervisor.
 
-A receiver's connection reads and writes bytes, never blocks, and knows frames but not tickets. `Sender` queues the
-frames for the instructions of the feeder's state machine, and returns the connections to flush.
+A receiver's connection never blocks. It knows frames, but not tickets. `Sender` turns the instructions of the feeder's
+state machine into queued frames, and returns the connections to flush.
 
-The connection to the supervisor reports where the feeder serves. Each blob that this node lacks is fetched over a
-connection of its own (`blobs`).
+Over the connection to the supervisor, the feeder reports its address.
 """
 
 from __future__ import annotations
@@ -53,15 +52,16 @@ TELL_AFTER_S = 3.0
 DRAIN_POLL_S = 0.05
 _READ_NBYTES = 256 * 1024
 SHARED_FROM_NBYTES = 128 * 1024
-"""Smaller bodies are sent even to receivers on this machine, which is faster than sharing them: 6,100 instead of 5,100
-bodies of 100 kB per second. With bodies of 300 kB, sending is slower: 4,300 instead of 4,700."""
+"""Minimum size of a body that is shared with a receiver on this machine. Sending smaller bodies through the socket is
+faster: 6,100 bodies of 100 kB per second, compared with 5,100. Sending larger ones is slower: 4,300 bodies of 300 kB
+per second, compared with 4,700."""
 MAX_OWED = 10_000
 """Number of waiting control frames at which the feeder stops reading from a receiver."""
 Buffer = bytes | memoryview
 
 
 class Outgoing:
-    """One frame being sent: the buffers that are not sent yet."""
+    """The unsent buffers of a frame that is being sent."""
 
     __slots__ = ("buffers", "done", "fd", "memory", "task")
 
@@ -99,8 +99,8 @@ class ReceiverConnection:
         on_start: Callable[[Task], None],
         on_sent: Callable[[Task], None],
     ) -> None:
-        """`on_start` and `on_sent` are called for each body; `on_sent` of a shared body once the receiver has taken
-        it."""
+        """`on_start` and `on_sent`: called for each body. For a shared body, `on_sent` is called once the receiver has
+        taken it."""
         self.number = number
         self.is_here = sock.family == socket.AF_UNIX
         """True if the receiver is on this machine, so that bodies may be shared with it."""
@@ -185,7 +185,8 @@ class ReceiverConnection:
                 self._mapped[memory.number] = weakref.ref(memory)
                 self._current.fd = memory.fd
         if self._seals is not None and (current := self._current) is not None:
-            # Sealed only now, because the order of frames is part of their seals. The bytes of a body are not.
+            # Frames are sealed only now, because their seals cover the order of frames. They do not cover the bytes of
+            # a body.
             header, payload = current.buffers
             seal, header = self._seals.out.seal, bytes(header)
             current.buffers = [seal(header, payload)] if current.task is None else [seal(header), payload]
@@ -201,7 +202,7 @@ class ReceiverConnection:
         self._on_sent(self._untaken.popleft())
 
     def gone(self) -> list[int]:
-        """Returns the shared buffers that no builder uses any longer. Returns each of them only once."""
+        """Returns the numbers of shared buffers that no builder uses any longer. Returns each number only once."""
         gone = [number for number, memory in self._mapped.items() if memory() is None]
         for number in gone:
             del self._mapped[number]
@@ -410,7 +411,7 @@ class Registration:
             os._exit(EXIT_LEASE_OVER)
 
     def _listen(self, sock: Connection) -> None:
-        """Listens until the connection ends, then raises ConnectionError."""
+        """Exchanges messages with the supervisor until the connection ends, and then raises ConnectionError."""
         poll = select.poll()  # unlike select(), accepts file descriptors of any size
         for fd in (sock.fileno(), self._wake):
             poll.register(fd, select.POLLIN)

@@ -1,4 +1,4 @@
-"""Slots whose batches are dealt to several ranks, which share one session at the feeder that makes the slot. Pure.
+"""Slots whose batches are dealt to several ranks. The ranks share one session at the feeder that makes the slot. Pure.
 
 Each rank requests its own share of a slot and asks whether the other batches exist. Ranks advance at different speeds,
 so a batch that one rank no longer needs may still be requested by another.
@@ -42,8 +42,8 @@ class Needs:
         known[receiver] = needed if before == _NOTHING else max(before, needed)
 
     def may_make(self, bundle: Bundle, number: int) -> bool:
-        """Returns True if batch `number` is close enough to the batch that the slowest rank needs. All batches in
-        between are kept."""
+        """Returns True if batch `number` may be made, because it is close enough to the batch that the slowest rank
+        needs. The builder must keep all batches in between."""
         slowest = min(self._of.get(bundle.id, {}).values(), default=_NOTHING)
         return number < slowest + STEPS_AHEAD * bundle.ranks + BATCHES_AHEAD
 
@@ -51,7 +51,9 @@ class Needs:
         """Returns a rank's packed ticket, with `needed` lowered to the first batch that any rank needs."""
         known = [needed for needed in self._of.get(bundle.id, {}).values() if needed != _NOTHING]
         least = min(known, default=float(ticket.needed))
-        if len(self._of.get(bundle.id, {})) < bundle.ranks:  # ranks that have not reported are about as far
+        if (
+            len(self._of.get(bundle.id, {})) < bundle.ranks
+        ):  # assumes that ranks without a report are about as far
             least = min(least, max(bundle.first, max(known, default=least) - STEPS_APART * bundle.ranks))
         if ticket.snapshot is not None and ticket.snapshot[0] > least:
             packed = frames.pack_slot_ticket(ticket._replace(snapshot=None))
@@ -79,8 +81,8 @@ _NOTHING = float("inf")
 def refusal(
     bundle: Bundle, receiver: int, needed: int, others: Iterable[Bundle], users: Callable[[bytes], set[int]]
 ) -> str:
-    """Returns the reason why a rank receives nothing from this session, given the bundles of other ranks; empty if
-    there is none."""
+    """Returns the reason to refuse a rank's ticket, because the rank disagrees with other ranks; empty if there is
+    none. `others`: the bundles of all sessions. `users`: returns the receivers that use a bundle."""
     if bundle.ranks < 2:
         return ""
     here = users(bundle.id)

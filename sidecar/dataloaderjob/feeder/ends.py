@@ -11,7 +11,7 @@ from dataloaderjob.core.processes import signal_name
 
 
 class End(NamedTuple):
-    """The end of a process."""
+    """A description of how a process exited."""
 
     text: str
     """The predicate of a sentence, such as "was killed by SIGKILL"."""

@@ -4,12 +4,14 @@ Events go in (a frame has arrived, a batch is built, a body is sent), and instru
 inspects payloads. Each bundle has its own builder, which makes one batch at a time. The shell, `feeder.server`, reports
 which builders are free. Every ticket is a `Task` whose state changes only as the table in `feeding_states` allows.
 
-Receivers take turns, and so do the streams of each receiver. Within a stream, the lowest ticket comes first. Nothing is
-built for a receiver with `limit` batches HELD, or with `limit` built and unsent. One exception prevents a deadlock: a
-ticket before all HELD ones of its stream is built anyway, because the receiver may not make room for those until it has
-this one. Once the batches built for all receivers reach `most_nbytes`, a batch is built only for a receiver with
-nothing built. This is necessary because the batches built for other receivers may be waiting for a trainer that itself
-waits for this receiver's trainer.
+Receivers take turns, and so do the streams of each receiver. Within a stream, the lowest ticket comes first. Three
+rules limit the number of built batches:
+
+1. Nothing is built for a receiver with `limit` batches HELD, or with `limit` batches READY or SENDING.
+2. A ticket before all HELD ones of its stream is built anyway. Otherwise, a deadlock could arise: the receiver may not
+   make room for those until it has this one.
+3. Once the batches for all receivers reach `most_nbytes`, `limit` is 1. It is never 0, because trainers wait for each
+   other: one trainer may take its batches only after another trainer has its batch.
 """
 
 from __future__ import annotations
@@ -49,7 +51,8 @@ class _Receiver:
     def __init__(self, number: int) -> None:
         self.number = number
         self.tasks: dict[tuple[int, int], Task] = {}
-        """(stream, ticket) -> the task that a frame refers to, in any state up to READY except DISCARDED."""
+        """(stream, ticket) -> the task to which a frame refers. A task that is DISCARDED, SENDING or GONE is not
+        included."""
         self.queues: dict[int, list[Task]] = {}
         """stream -> QUEUED tasks, sorted by ticket. The streams take turns in the dict's order."""
         self.held: list[Task] = []
@@ -75,7 +78,7 @@ class _Receiver:
         insort(self.queues.setdefault(task.stream, []), task, key=lambda j: j.ticket)
 
     def dequeue(self, task: Task, *, turn: bool = False) -> None:
-        """Removes the task. With `turn`, the task's stream moves to the end of the line."""
+        """Removes the task. With `turn`, the task's stream has its next turn after all other streams."""
         queue = self.queues[task.stream]
         queue.remove(task)
         if not queue:
@@ -107,7 +110,7 @@ class Feeding:
 
     @property
     def load(self) -> int:
-        """Number of tickets waiting or being built for all receivers. Receivers use it to compare feeders."""
+        """Number of tickets that wait or are being built, for all receivers. Receivers use it to compare feeders."""
         return self._queued + sum(map(len, self._parked.values())) + self._building
 
     @property

@@ -1,13 +1,13 @@
-"""The states of a feeder's tickets, and the state machine's instructions to its shell: values and one table.
+"""The states of a feeder's tickets, and the state machine's instructions to its shell.
 
 PARKED     its bundle (the user's code and data) is not on this node yet
-QUEUED     waits for its turn
-BUILDING   a builder is making it
-DISCARDED  cancelled, or its receiver left, while it was being built
-HELD       built, but larger than the room that the receiver granted: announced, waits for GRANT
-READY      built; its body waits in the connection's output
-SENDING    part of its body was sent, or the receiver was given its location: the transfer is always completed
-GONE       forgotten
+QUEUED     it waits for its turn
+BUILDING   a builder is making its batch
+DISCARDED  it was cancelled, or its receiver left, while a builder was making its batch
+HELD       its batch is built, but exceeds the room that the receiver granted: it is announced, and waits for GRANT
+READY      its batch is built, and waits in the connection's output
+SENDING    part of its batch was sent, or the receiver got the batch's location: the transfer is always completed
+GONE       it is forgotten
 """
 
 from __future__ import annotations
@@ -38,9 +38,9 @@ class TaskEvent(IntEnum):
     """The bundle cannot be obtained."""
     BUILD = auto()
     FITS = auto()
-    """Built; the body fits the room."""
+    """The batch is built, and its body fits into the room."""
     EXCEEDS = auto()
-    """Built; the body exceeds the room."""
+    """The batch is built, but its body exceeds the room."""
     FAILED = auto()
     """User code failed."""
     LOST = auto()
@@ -77,11 +77,12 @@ TRANSITIONS: dict[tuple[TaskState, TaskEvent], TaskState] = {
     (TaskState.SENDING, TaskEvent.CANCEL): TaskState.GONE,
     (TaskState.SENDING, TaskEvent.SENT): TaskState.GONE,
 }
-"""(SENDING, CANCEL) means that the receiver is gone, because a CANCEL frame no longer finds a task that is SENDING."""
+"""CANCEL in the state SENDING means that the receiver is gone, because CANCEL frames do not affect a task that is
+SENDING."""
 
 
 class IllegalTransition(Exception):
-    """The shell reported an event that cannot have happened. The message lists the last events."""
+    """The error for an event from the shell that cannot have happened. Its message lists the last events."""
 
     def __init__(self, task: Task, event: TaskEvent, history: Iterable[tuple[int, TaskEvent]]) -> None:
         events = [(serial, past.name) for serial, past in history]
@@ -99,7 +100,7 @@ class Task:
     bundle: bytes
     flags: int
     room: int
-    """Size in bytes up to which the body may be sent without a GRANT."""
+    """Maximum size, in bytes, of a body that may be sent without a GRANT."""
     payload: bytes = field(repr=False)
     """The result of `frames.pack_ticket`; opaque to the state machine."""
     state: TaskState

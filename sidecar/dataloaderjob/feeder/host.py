@@ -1,4 +1,4 @@
-"""The host: the process that starts a machine's feeders and the zygote from which their bundles' templates are forked.
+"""The host: the process that starts a machine's feeders, and the zygote from which templates are forked.
 
     python -m dataloaderjob.feeder.host --settings FILE     one feeder, watched by Ray's actor or a test
     python -m dataloaderjob.feeder.host --listen SOCKET     any number, for the local provider
@@ -10,10 +10,11 @@ sent as messages of `core.sockets`:
 
     {"type": "start", "settings": {FeederSettings}}   {"type": "ok", "pid"}
     {"type": "kill", "name"}                          {"type": "ok"}, even if no such feeder exists
-    {"type": "list"}                                  {"type": "feeders", "feeders": [{"name", "pid", "code", "words"}]}
+    {"type": "list"}                                  {"type": "feeders", "feeders": [FEEDER, ...]}
 
-`code` is null while a feeder runs; `words` is its last line of output. The host shows feeders' output as lines
-"[feeder-0] ...".
+FEEDER is {"name", "pid", "code", "words", "memory"}. `code` is null while the feeder runs. `words` is its last line of
+output. `memory` is the available memory and a remedy, or empty unless memory ran out. The host shows feeders' output as
+lines "[feeder-0] ...".
 """
 
 from __future__ import annotations

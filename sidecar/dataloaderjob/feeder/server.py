@@ -1,4 +1,4 @@
-"""A feeder: receivers connect, tickets come in, batches go out. The shell of `feeder.feeding`.
+"""The server of a feeder, which receives tickets and sends batches. It is the shell of `feeder.feeding`.
 
 One loop, in the main thread, owns the state machine, the connections and the channels to builders. Handshakes, blob
 transfers and the connection to the supervisor have their own threads, which hand their results to the loop. User code
@@ -42,7 +42,7 @@ log = logging.getLogger(__name__)
 
 TICK_S = 0.5
 ALIVE_S = 5.0
-"""Seconds between signs of life, well below the time after which a silent feeder is replaced
+"""Seconds between reports that a busy feeder is alive, well below the time after which a silent feeder is replaced
 (`sidecar.dispatch.overseer`)."""
 COSTS_EVERY_S = 2.0
 """Interval between reports of the costs of batches."""
@@ -63,8 +63,8 @@ class FeederServer:
         """The connection to the supervisor; None if there is no supervisor."""
         key = read_key(settings.key_path)
         self.link_key = key if settings.supervisor_host is None else new_key()
-        """The key for connections from receivers. Without a supervisor, which would pass on a new key, it is the
-        feeders' key."""
+        """The key for connections from receivers. It is a new key that the supervisor passes on. If there is no
+        supervisor, it is the key of all feeders."""
         self.tls = read_credentials(settings.tls_folder)
         self._machine = Feeding(settings.max_ungranted)
         self._bundles = BundleStore(
@@ -119,7 +119,7 @@ class FeederServer:
 
     @property
     def idle(self) -> bool:
-        """True if no receiver is owed anything."""
+        """True if no receiver is waiting for anything."""
         return self._machine.idle
 
     # The loop
@@ -404,7 +404,7 @@ class FeederServer:
     ) -> None:
         """Handles a task that a builder has finished."""
         touched = self._sender.perform(made, payload, position=position, flags=flags)
-        self._settle()  # the builder works while this loop sends: a third more small batches
+        self._settle()  # the builder works while this loop sends, which yields a third more small batches
         for number, header in self._owed.pop(task.bundle, ()):
             if (connection := self._sender.connections.get(number)) is not None:
                 self._sender.confirm_cancelled(connection, header)
@@ -427,7 +427,8 @@ def _accept(acceptor: Acceptor, _: int) -> None:
 def main(
     settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool
 ) -> NoReturn:
-    """Runs a feeder's process, which the host forked. `ready_fd`: file descriptor on which to report that it serves."""
+    """Runs a feeder's process, which the host forked. `ready_fd`: the file descriptor on which to report that the
+    feeder serves."""
     log_lines("%(levelname)s %(message)s")
     end_as(lambda: _serve(settings, requests, ready_fd, relayed=relayed))
 

@@ -16,8 +16,8 @@ from dataloaderjob.feeder.trials import Trials
 MAX_TRIALS = 3
 """Maximum number of trials of one slot's snapshots if the trials yield no batch."""
 TRIED_AFTER = 1
-"""Distance, in batches, from a snapshot's next batch to the batch that tests the snapshot. By then, anything that the
-snapshot omits has had an effect."""
+"""Minimum number of batches between a snapshot and the batch that tests it. By that batch, anything that the snapshot
+omits has had an effect."""
 
 
 class SnapshotReceiver(Protocol):

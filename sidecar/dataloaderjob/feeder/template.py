@@ -1,8 +1,8 @@
 """A template: the process that has loaded one bundle but makes none of its samples. Builders are forked from it.
 
 It is forked from the zygote and has no threads of its own. It serves the feeders of this machine that requested the
-bundle, each over its own channel. User code is loaded once, in this process. Everything that it does later happens in a
-builder.
+bundle, each over its own channel. User code is loaded once, in this process. Everything that the code does later
+happens in a builder.
 """
 
 from __future__ import annotations
@@ -179,7 +179,8 @@ def main(bundle: Bundle, blobs: Path, feeder: str, requests: socket.socket, firs
 
 
 def _refuse(first: socket.socket, requests: socket.socket, failure: bytes) -> None:
-    """Reports the failure to the feeder that asked first, and to those that asked in the meantime."""
+    """Reports a failed load to the feeder that requested the bundle first, and to those that have requested it
+    since."""
     channels = [Channel(first)]
     requests.setblocking(False)
     with contextlib.suppress(BlockingIOError):

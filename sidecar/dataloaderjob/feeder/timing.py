@@ -1,7 +1,6 @@
 """Measurements of the batches that a builder makes, in a file that outlives the builder (`core.timings`).
 
-Measuring takes 7 µs per batch and 0.1 µs per sample. The folder for these files exists on one machine and in feeder
-pods. Where it does not exist, nothing is measured.
+Measuring takes 7 µs per batch and 0.1 µs per sample. If the folder for these files does not exist, nothing is measured.
 """
 
 from __future__ import annotations

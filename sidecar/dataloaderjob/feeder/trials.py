@@ -1,5 +1,5 @@
-"""Trials: a separate builder makes a batch of a slot a second time, from a snapshot, to compare it with the batch that
-was sent.
+"""Trials of snapshots. A separate builder makes a slot's batch again, from a snapshot, to compare it with the batch
+that was sent.
 
 A slot resumes exactly from its snapshot only if the dataset's state is complete. A state may, for example, omit the
 contents of a shuffle buffer. Therefore, the first snapshot of a slot is tried before any is handed out.
@@ -43,8 +43,8 @@ class Trials:
         self._live: list[_Trial] = []
 
     def begin(self, session: Session, introduction: bytes, ticket: bytes, verdict: Verdict) -> None:
-        """Makes a packed ticket's batch in a new builder with the session's introduction. The builder's output is
-        discarded, because the slot's own builder has already printed it."""
+        """Starts a trial, in which a new builder makes the batch of a packed ticket. The builder's output is discarded,
+        because the slot's own builder has already printed it."""
         number, channel = self._templates.builder(session.template)
         trial = _Trial(
             session.template, number, channel, verdict, session, time.monotonic() + LIMIT_S

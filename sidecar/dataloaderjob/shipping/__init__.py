@@ -1,2 +1,1 @@
-"""Shipping of user code and its state as blobs. It covers objects, the names of objects, and objects that cannot be
-sent."""
+"""The shipping of user code, and of the state that the code needs, as blobs."""

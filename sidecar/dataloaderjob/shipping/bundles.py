@@ -1,10 +1,9 @@
-"""Shipping of user code and data to feeders: dataset, collate_fn and worker_init_fn as a bundle of blobs.
+"""The shipping of user code and data to feeders. The dataset, collate_fn and worker_init_fn become a bundle of blobs.
 
-`blobs[0]` consists of a table, preceded by its length as a u64, and the pickle. `module_state` describes the parts of
-the pickle. `blobs[1]` is the source of the user's modules. The other blobs are the pickle's buffers; small buffers
-share a blob. A feeder maps the blobs privately, so a node holds them in memory only once, and each feeder may write to
-its own view of them. The feeder imports the user's modules under their own names from the shipped source, then restores
-their state.
+`blobs[0]` holds the length of a table as a u64, the table, and the pickle. `module_state` describes the parts of the
+pickle. `blobs[1]` is the source of the user's modules. The other blobs are the pickle's buffers; small buffers share a
+blob. Feeders map the blobs privately: the node holds them in memory only once, but each feeder may write to its own
+view. A feeder imports the user's modules from the shipped source, under their own names, and then restores their state.
 """
 
 from __future__ import annotations
@@ -43,8 +42,8 @@ from dataloaderjob.shipping.reducers import bytes_of
 from dataloaderjob.shipping.snapshot import CodeSnapshot, SnapshotMaker
 
 BLOB_NBYTES = 64 * 1024 * 1024
-"""Maximum size in bytes of a blob that several buffers share. Because they share blobs, a dataset of 10,000 arrays does
-not become 10,000 files."""
+"""Maximum size, in bytes, of a blob that several buffers share. If no buffers shared a blob, a dataset of 10,000 arrays
+would become 10,000 files."""
 ALIGNMENT = 64
 ANNOUNCED_NBYTES = 1_000_000_000
 """Minimum number of bytes at which copying is announced, because it takes seconds."""
@@ -82,8 +81,8 @@ def make_bundle(
     """Pickles the current state of the dataset and its functions into `store`, and returns the bundle. The bundle's id
     depends on the content.
 
-    `slow` is called with the duration in seconds if that exceeds SLOW_S and the next call will be as slow. If an
-    attribute cannot be pickled, raises InputError, which names the attribute.
+    `slow`: called with the duration in seconds if this call takes more than SLOW_S and the next one will be as slow.
+    Raises InputError, which names the attribute, if an attribute cannot be pickled.
     """
     roots = {"dataset": dataset, "collate_fn": collate_fn, "worker_init_fn": worker_init_fn}
     with _one_at_a_time:
@@ -153,12 +152,12 @@ def _joined(group: list[memoryview]) -> bytes | memoryview:
 
 
 def load_bundle(bundle: Bundle, store: BlobStore) -> UserCode:
-    """Loads a bundle made by `make_bundle` into this process, which takes on the trainer's state. Every blob must be in
-    `store`. Call this only once, in a process that has not loaded any user code.
+    """Loads a bundle from `make_bundle`, and the trainer's state, into this process. Every blob must be in `store`.
+    Call this only once, in a process that has not loaded any user code.
 
     Arrays and tensors of 64 KiB and more are views of the blobs. They are writable, and writes are private to this
-    process. If a module that the user's code needs is missing on this machine, raises InputError, which names the
-    module.
+    process. Raises InputError, which names the module, if a module that the user's code needs is missing on this
+    machine.
     """
     if len(bundle.blobs) < FIRST_BUFFER:
         raise RemoteProtocolError(
@@ -227,15 +226,15 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
     state."""
 
     def __init__(self, sources: Mapping[str, Source], others: Mapping[str, bytes]) -> None:
-        """`others` has the states of modules that the dataset does not reach. They are restored only when the modules
-        are imported."""
+        """`others`: the states of modules that the dataset does not reach. They are restored only when the modules are
+        imported."""
         self.failed: dict[str, InputError] = {}
         """The errors of failed imports, by module. An error is raised only if its module is needed."""
         self._sources = sources
         self._others = dict(others)
         self._fresh = Fresh()
         self._imported: list[str] | None = []
-        """Imported modules with a state that is yet to be restored; None once all modules are imported."""
+        """Imported modules whose states are yet to be restored; None once all modules are imported."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: types.ModuleType | None = None
@@ -259,8 +258,8 @@ class ModuleLoader(importlib.abc.MetaPathFinder):
         """Imports the modules, restores their states, and returns the roots. `imports` has (name, True if the dataset
         needs the module) for each module.
 
-        All modules are imported before any state is restored, because a state already includes the entries that one
-        module's import adds to another module's tables.
+        All modules are imported before any state is restored. The import of one module may add entries to another
+        module's tables, and the restored state already includes these entries.
         """
         found = Found(self._others.pop("__main__", b""), self._fresh)
         for name, needed in imports:
@@ -352,7 +351,7 @@ def _remember_lines(file: str, text: bytes) -> None:
 
 
 def _make_main(main: Mapping[str, Any]) -> None:
-    """Puts a fresh `__main__` into sys.modules, which has the script's name and file but no other content."""
+    """Puts a fresh `__main__` into sys.modules. It has the script's name and file, but no other content."""
     module = types.ModuleType("__main__")
     module.__dict__.update(__builtins__=sys.modules["builtins"], __package__=main["package"])
     if main["file"] is not None:
@@ -393,8 +392,8 @@ def _explained(exc: Exception, modules: ModuleLoader) -> InputError | None:
 
 
 def _lacks_in_module(exc: Exception) -> bool:
-    """Returns True if an attribute of a module or of a class is missing, including if pickle or a module's __getattr__
-    raised the error."""
+    """Returns True if the error reports a missing attribute of a module or class. Pickle or a module's __getattr__ may
+    have raised the error."""
     return isinstance(exc, AttributeError) and (
         isinstance(exc.obj, types.ModuleType | type)
         or str(exc).startswith(("Can't get attribute", "module '"))

@@ -1,11 +1,11 @@
 """The definitions in a script that its dataset does not refer to. Feeders load them when code looks them up in
 `__main__`.
 
-`pickle.load` of one of the script's classes, `globals()[name]`, `typing.get_type_hints` and a module's `__main__.OPT`
-use names that an analysis of the dataset's code does not find. Each definition is sent in a separate pickle, which
-refers to the others by name, and is loaded on demand. Objects that are large or cannot be pickled are left out. Data is
-included only if it is a constant in the source or if modules look it up in `__main__`. Most globals of a script change
-from epoch to epoch and from rank to rank, and each change would create another bundle.
+Some code uses names that an analysis of the dataset's code does not find: `pickle.load` of one of the script's classes,
+`globals()[name]`, `typing.get_type_hints`, and a module's `__main__.OPT`. Each definition is sent in a separate pickle,
+which refers to other definitions by name and is loaded on demand. Objects that are large or cannot be pickled are left
+out. Data is sent only if it is a constant in the source, or if a module looks it up in `__main__`. Most other globals
+change between epochs and ranks, and each change would create another bundle.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from dataloaderjob.shipping.modules import MAINS, Source
 from dataloaderjob.shipping.pickling import DYNAMIC, Bounded, Reached, UserCodePickler, UserCodeUnpickler
 
 MAX_NBYTES = 1024 * 1024
-"""Maximum size in bytes of the pickle of a definition, including its content."""
+"""Maximum size, in bytes, of the pickle of a definition."""
 _MAIN = "main"
 _IMPORTS_MAIN = re.compile(rb"import\s+__main__|from\s+__main__|import_module\(\s*['\"]__main__")
 _ATOMS = frozenset({str, int, float, bool, bytes, type(None)})
@@ -69,8 +69,8 @@ class Definitions:
         sources: Iterable[Source],
         text: bytes | None,
     ) -> bytes:
-        """Returns the definitions, packed for `Found`, except those in `reached`, which are sent with the dataset.
-        Returns b"" if none is left."""
+        """Returns the script's definitions, packed for `Found`. Omits those in `reached`, which are sent with the
+        dataset. Returns b"" if no definition is left."""
         own = vars(sys.modules["__main__"])
         asked = {
             name for source in sources for name in _attributes_of_main(source.text)
@@ -165,7 +165,7 @@ def _written(
 
 @functools.lru_cache(maxsize=1)
 def _literals(text: bytes) -> dict[str, Any]:
-    """Returns the globals that the source sets exactly once, to a literal, with their values."""
+    """Returns the name and the value of each global that the source sets exactly once, to a literal."""
     try:
         tree = ast.parse(text)
     except (SyntaxError, ValueError):

@@ -1,6 +1,6 @@
-"""Facts about this process for handshakes and bundles; `sidecar.dispatch.choose` compares them.
+"""Facts about this process, for handshakes and bundles. `sidecar.dispatch.choose` compares them.
 
-They have their own module, because the zygote needs them before it imports any of our other modules.
+These facts have their own module because the zygote needs them before it imports any of our other modules.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ import torch
 
 
 def facts() -> dict[str, Any]:
-    """Returns versions as major.minor, and the machine type with the vector instructions that torch uses, such as
-    `x86_64 AVX2`."""
+    """Returns the versions of Python, torch and numpy as major.minor. `cpu` is the machine type, followed by the vector
+    instructions that torch uses, such as `x86_64 AVX2`."""
     return {
         "python": f"{sys.version_info.major}.{sys.version_info.minor}",
         "torch": _minor(torch.__version__),

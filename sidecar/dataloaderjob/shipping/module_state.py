@@ -1,11 +1,15 @@
 """The state of user modules: its parts, the order in which they are pickled with the dataset, and how they are
 restored.
 
-A pickle has these parts, in this order: the code of `__main__` and of the modules that the dataset reaches (functions
-and classes that were put into them), the data of each module, the data of `__main__`, and the dataset with its
-functions. The parts are separate dumps with a common memo, so an object that two parts refer to remains a single
-object. A module that the dataset does not reach has its own pickle, which is applied if user code nevertheless imports
-the module.
+A pickle has these parts, in this order:
+
+1. functions and classes that were put into `__main__` and into the modules that the dataset reaches
+2. the data of each of these modules
+3. the data of `__main__`
+4. the dataset with its functions
+
+The parts are separate dumps with a common memo, so an object that two parts refer to remains a single object. A module
+that the dataset does not reach has its own pickle, which is applied if user code imports the module.
 """
 
 from __future__ import annotations
@@ -91,7 +95,7 @@ def _place(value: Any) -> tuple[str, str] | None:
 
 
 class ModuleState:
-    """The current content of modules that must be sent."""
+    """The content that must be sent for the user modules."""
 
     def __init__(self, known: Names, excluded: Excluded, references: References) -> None:
         self.known = known
@@ -114,8 +118,8 @@ class ModuleState:
         yield "__main__", [(name, value) for name, value in main.items() if not is_code[name]]
 
     def alone(self, module: str, reached: Reached) -> Iterator[Dump]:
-        """Yields the state of a module that the dataset does not reach. While it pickles one part, the consumer adds to
-        `reached` what the part refers to, and this determines the next part."""
+        """Yields the state of a module that the dataset does not reach. While the consumer pickles a part, it records
+        in `reached` the globals that the part uses. The next part contains these globals."""
         code = self.code(module)
         yield module, (code.references, code.by_value, self.data(module))
         done = set[str]()
@@ -182,7 +186,7 @@ def parts(module: str, state: ModuleState) -> Iterator[tuple[str, Any, Any]]:
 
 
 def apply_code(loaded: Any, skip: Collection[str]) -> list[str]:
-    """Restores code and patches. Returns the modules for which data follows, in that order."""
+    """Restores code and patches. Returns the names of the modules for which data follows, in the order of the data."""
     modules, code, main, patches = loaded
     for module, references, by_value in code:
         if module not in skip:
@@ -237,8 +241,7 @@ def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
     """Returns (library's module, name, the user's function) for each library function that the script has replaced,
     either with its own function or with a `functools.partial` of the original.
 
-    This function examines every global of every loaded module, which takes 10 to 30 ms, so it should be called only
-    once.
+    Call this only once: examining every global of every loaded module takes 10 to 30 ms.
     """
     users = {id(vars(module)) for module in user_modules.find().values()}
     main = sys.modules["__main__"]
@@ -279,9 +282,9 @@ def _patchable(name: str, own: dict[str, Any]) -> bool:
 
 
 def entries(modules: Mapping[str, types.ModuleType]) -> list[tuple[str, Any, Any]]:
-    """Returns (module, path, value) for entries that user code has added: to torch's default_collate_fn_map, to PIL's
-    formats, to numpy or collections for old code (`np.float = float`), and to the loaded modules as aliases for old
-    pickles."""
+    """Returns (module, path, value) for each entry that user code has added to one of four tables: torch's
+    default_collate_fn_map, PIL's formats, the names in numpy and collections (old code sets `np.float = float`), and
+    sys.modules (old pickles need aliases)."""
     from torch.utils.data._utils import collate
 
     found: list[tuple[str, Any, Any]] = [
@@ -320,7 +323,7 @@ def _names_at_import(name: str) -> frozenset[str]:
 
 _COLLATE, _PIL_OPEN, _ALIAS = "<collate>", "<PIL>", "<alias>"
 _WITH_ADDED_NAMES = ("collections", "numpy")
-"""Modules with an `__all__` that lists all their names."""
+"""Modules to which old code adds names. Their `__all__` lists all names that they had originally."""
 
 
 def apply_patch(where: str, name: Any, value: Any) -> None:

@@ -1,22 +1,21 @@
 """The user modules in the trainer, their source, and the origin of functions.
 
-A user module has Python source or is a namespace package. It lies outside the standard library, installed distributions
-and this package. An editable install counts as a user module. functools.wraps gives a wrapper the name of the wrapped
-function, so a function's origin is determined from its code.
+A user module has Python source or is a namespace package. It does not belong to the standard library, to an installed
+distribution or to this package. A module of an editable install is a user module. A function's origin is determined
+from its code, because functools.wraps gives a wrapper the name of another function.
 
-A script imports some modules for a side effect of the import, such as registering a codec or patching a library.
-Nothing in the dataset refers to such a module, so no pickle refers to it, but samples rely on the side effect. A feeder
-imports the module under two conditions. First, a worker with the start method "spawn" would import it again, because
-the script imports it at the top level, outside `if __name__ == "__main__":`, directly or through other user modules.
-Second, the module's top level does more than define names: it calls a function, changes an imported object, or uses a
-decorator that registers something. A model's file, which only defines classes and imports large libraries, is not
-imported.
+A script imports some modules only for a side effect, such as registering a codec or patching a library. No pickle
+refers to such a module, but samples rely on the side effect. A feeder imports the module under two conditions:
 
-A module is left out while the trainer is still importing it, because that import may be iterating over the loader.
-Modules that delete files, or that start programs, tracked runs or process groups, are also left out, as are modules
-that import them. Output, warnings, logging and changes to sys do not count as side effects: they are sent separately,
-or feeders do not need them. An import that fails in a feeder is reported and ignored. Code that needs the module later
-imports it again, and the import then raises the error.
+1. The script imports it at the top level, outside `if __name__ == "__main__":`, directly or through other user modules.
+   A worker with the start method "spawn" would import it, too.
+2. Its top level does more than define names: it calls a function, changes an imported object, or uses a decorator that
+   registers something.
+
+A module is left out while the trainer is still importing it, because that import may be iterating over the loader. A
+module is also left out if it, or a module that it imports, deletes files or starts programs, tracked runs or process
+groups. Output, warnings, logging and changes to sys do not count as side effects: they are sent separately, or feeders
+do not need them. An import that fails in a feeder is reported and ignored.
 """
 
 from __future__ import annotations
@@ -176,9 +175,8 @@ def is_mock(part: Any) -> bool:
 
 
 def is_defined_at(function: Any, module: str, path: str) -> bool:
-    """Returns True if a fresh import of `module` would create this very function at `path`, judging by the function's
-    code. Also returns True for everything that is not a user function, because the library, or the import of the
-    wrapped function, creates a library's wrapper."""
+    """Returns True if a fresh import of `module` would create this function at `path`, judging by the function's code.
+    Also returns True for anything but a user's function, because feeders' own imports create library objects."""
     if type(function) is not types.FunctionType:
         return True
     if is_mock(function):

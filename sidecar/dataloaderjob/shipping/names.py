@@ -1,6 +1,6 @@
 """The names of user modules' objects, and the content of these objects.
 
-A pickle refers to a module's global, or to an attribute of one of its classes, by name. A feeder thus updates the very
+A pickle refers to a module's global, or to an attribute of one of its classes, by name. A feeder then updates the
 object that its own import of the module created. Objects that a module's own functions keep also have names: default
 arguments, attributes of functions, and the single result in the cache of a function without arguments.
 """
@@ -35,12 +35,12 @@ from dataloaderjob.shipping.modules import MAINS, MOCK, is_defined_at, is_users
 
 LRU: Any = type(functools.lru_cache(len))
 Name = tuple[str, str, str, type | None]
-"""(module, dotted path, name of the type that the object must have, and the type itself, or None if an import cannot
-find it)."""
+"""(module, dotted path, name of the object's type, the type itself). The last item is None if no import can find the
+type."""
 Item = tuple[str, Any]
 """(dotted path, object)."""
 CODE = (types.FunctionType, type, ModuleType, types.BuiltinFunctionType, LRU)
-"""Types of objects that a fresh import creates, unless they were replaced."""
+"""Types of code. A fresh import creates objects of these types, unless user code has replaced them."""
 _BY_VALUE = (
     int, float, complex, str, bytes, tuple, frozenset, enum.Enum, BaseException, np.ndarray, np.generic, torch.Tensor,
     torch.UntypedStorage, torch.dtype, torch.device, logging.Logger, re.Pattern, random.Random, pathlib.PurePath,
@@ -50,8 +50,7 @@ _DICTS = (dict, OrderedDict, defaultdict)
 _EXACT = frozenset({dict, list, set, OrderedDict, defaultdict, deque, bytearray})
 _MAX_NESTING = 4
 _CACHED = "<cached>"
-"""The last step of the path to the only result in a `functools.lru_cache`, for a decorated function without
-arguments."""
+"""The last step of the path to the only result in the `functools.lru_cache` of a function without arguments."""
 _REGISTRY = "<registry>"
 """The last step of the path to the functions that are registered with a `functools.singledispatch` function."""
 _DEFAULTS = "__defaults__"
@@ -228,8 +227,8 @@ def _reduces(cls: Any) -> bool:
 
 
 def content(value: Any) -> tuple[Any, ...]:
-    """Returns the content that `update` needs to make a fresh object equal to this one. Raises the errors of the
-    object's `__getstate__`."""
+    """Returns the content that `update` needs to make a fresh object equal to this one. Raises TypeError if the object
+    is created in a special way, and any error of its `__getstate__`."""
     if kind(value) == "exact":
         if isinstance(value, dict):
             factory = value.default_factory if isinstance(value, defaultdict) else None
@@ -381,7 +380,7 @@ def look_up(module: str, path: str) -> Any:
 
 
 def assign(module: str, path: str, value: Any) -> None:
-    """Sets a global of a module, or an attribute of its class, unless it already has this value."""
+    """Sets a global of a module, or an attribute of one of its classes, unless it already has this value."""
     owner_path, _, last = path.rpartition(".")
     owner = look_up(module, owner_path) if owner_path else sys.modules.get(module)
     if owner is None or vars(owner).get(last) is value:
@@ -393,8 +392,8 @@ def assign(module: str, path: str, value: Any) -> None:
 
 
 def _assign_kept(function: Any, name: str, value: Any) -> bool:
-    """Sets an object that the trainer's function keeps on the freshly imported function. Returns False if `name` is not
-    one of the placeholders for such objects."""
+    """Gives a freshly imported function an object that the trainer's function keeps, such as its default arguments.
+    Returns False if `name` does not denote such an object."""
     if name == _DEFAULTS:
         fresh = function.__defaults__ or ()
         if not _has_kept(value) or len(fresh) == len(value):

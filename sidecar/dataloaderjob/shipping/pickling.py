@@ -1,5 +1,6 @@
-"""Pickling of the user's code and data for feeders. `__main__` is pickled by value, other modules' code by reference,
-objects of user modules by name, and arrays out of band. The same script yields the same bytes in every process.
+"""Pickling of the user's code and data for feeders. The content of `__main__` is pickled by value, and the code of
+other modules by reference. Objects of user modules are pickled by name, and arrays out of band. The same script yields
+the same bytes in every process.
 """
 
 from __future__ import annotations
@@ -100,7 +101,7 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         super().__init__(file, protocol=5, buffer_callback=keep_in_band)
         self.reached = Reached() if reached is None else reached
         self.samples: list[Any] = []
-        """First members of containers that a shallow pickle leaves out."""
+        """The first member of each container that a shallow pickle leaves out."""
         self.shared: list[int] = []
         """Addresses of storages and arrays in memory that forked processes share."""
         self._shared_memory: reducers.SharedAddresses | None = None
@@ -271,8 +272,8 @@ class UserCodePickler(cloudpickle.Pickler):  # type: ignore[misc]  # cloudpickle
         return is_defined_at(obj, module, path) or not self._travels(obj)
 
     def _travels(self, wrapper: types.FunctionType) -> bool:
-        """Returns True if a function that has another function's name can be sent by value. A wrapper around a lock,
-        for example, cannot. In that case, the wrapper remains as the import created it."""
+        """Returns True if a wrapper, which has another function's name, can be sent by value. If it cannot, for example
+        because it holds a lock, it remains as the import created it."""
         if wrapper.__globals__ is self._main:
             return True
         if id(wrapper) not in self._wrappers:
@@ -333,7 +334,7 @@ class Nowhere(io.RawIOBase):
 
 
 class TooLargeError(Exception):
-    """The error for a pickle that is too large to be sent unless it is needed."""
+    """The error for an optional pickle that is too large to send."""
 
 
 class Bounded(io.BytesIO):
@@ -374,9 +375,9 @@ def why_not(
 
 
 def _without_frames(exc: BaseException) -> BaseException:
-    """Returns the exception without its traceback, and without the tracebacks of the exceptions that led to it.
+    """Removes the tracebacks of the exception and of the exceptions that led to it. Returns the exception.
 
-    If a caller keeps the exception in a variable, the traceback would contain that caller's frame. This reference cycle
+    If a caller keeps the exception in a variable, its traceback and the caller's frame refer to each other. This cycle
     would keep alive everything in the callers' frames, such as a loader's iterator.
     """
     one: BaseException | None = exc

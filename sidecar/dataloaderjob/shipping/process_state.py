@@ -1,9 +1,8 @@
-"""State of the process, apart from modules, that user code depends on: working directory, environment, library
-settings.
+"""The state on which user code depends, other than modules: the working directory, the environment, library settings.
 
 The trainer captures this state, and a feeder applies it before it loads any user code. Scripts configure libraries at
-their top level, and no object of the dataset holds these settings. A setting of a library that a feeder may not have
-loaded is sent only if it differs from the default, because the feeder would have to import the library to set it.
+their top level, and no object of the dataset holds these settings. Some libraries may not be loaded in a feeder, which
+would have to import them to change their settings. Their settings are sent only if they differ from the defaults.
 """
 
 from __future__ import annotations
@@ -338,7 +337,7 @@ def apply(packed: bytes) -> None:
 
 
 def _allow_files(wanted: int) -> None:
-    """Raises this process's file descriptor limit to the trainer's, as far as permitted."""
+    """Increases this process's file descriptor limit to the trainer's, as far as permitted."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     endless = resource.RLIM_INFINITY
     wanted = wanted if hard == endless else hard if wanted == endless else min(wanted, hard)

@@ -1,6 +1,6 @@
 """Reduced forms, for pickling, of objects that neither pickle nor cloudpickle handles correctly.
 
-The kernel reports which memory this process shares with other processes, and which memory it has changed (see proc(5)).
+The files /proc/self/maps and /proc/self/smaps show which memory is shared or changed (see proc(5)).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ _PROCESSES: dict[str, Any] = {
     "torch": torch.default_generator,
 }  # fmt: skip
 OF_PROCESS = {id(one): name for name, one in _PROCESSES.items()}
-"""Names of the process's generators, by the generators' ids. They are sent by name, because a copy would not be
-seeded."""
+"""Names of the process's own random number generators, by the generators' ids. A generator is sent by name, because a
+feeder would not seed a copy."""
 KINDS_OF_PROCESS = frozenset(map(type, _PROCESSES.values()))
 
 
@@ -297,7 +297,8 @@ class SharedAddresses:
 
 
 def _is_memory(name: str) -> bool:
-    """Returns True unless the mapping is of a file, which feeders map by the file's name, or contains our batches."""
+    """Returns True for a mapping of shared memory. Returns False for a file, which feeders map by its name, and for
+    memory that contains our batches."""
     return (name.startswith(_SHARED_NAMES) or "/pymp-" in name) and not name.startswith(_OURS)
 
 

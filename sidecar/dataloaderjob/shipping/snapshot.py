@@ -1,9 +1,9 @@
 """The trainer's side of a bundle: the user's code, its data and the state of its modules, pickled together.
 
-Computing a fingerprint detects changes to large data several times faster than pickling does. Fingerprints are compared
-only within one process, so they need not withstand an adversary. The 64-bit words of a buffer are summed with random
-odd weights, modulo 2**64. A change of one word always changes the sum; a change of several words leaves it unchanged
-with a probability of about 2**-64.
+Fingerprints detect changes to large data several times faster than pickling. They are compared only within one process,
+so they need not withstand an adversary. A fingerprint sums the 64-bit words of a buffer with random odd weights, modulo
+2**64. If one word changes, the sum always changes. If several words change, the sum remains the same with a probability
+of about 2**-64.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ SLOW_S = 0.2
 """Pickling time in seconds above which data is checked for changes before it is pickled again."""
 _REMEMBERED = 8
 _CHUNK_NBYTES = 1 << 20
-"""Number of bytes that are processed at a time. They fit into the second-level cache, because each word is read
-twice."""
+"""Number of bytes that are processed at a time. Each word is read twice, so this number of bytes must fit into the
+second-level cache."""
 _LARGE = 4096
 """Minimum number of members at which a container is marshalled instead of pickled."""
 _THREADS = min(4, os.cpu_count() or 1)
@@ -100,8 +100,8 @@ class SnapshotMaker:
         self._patches: list[Any] | None = None
         self._sources: tuple[Any, bytes] | None = None
         self._effects: tuple[bytes, set[str]] | None = None
-        """The packed sources that were analyzed, and the modules that the script imports for a side effect according to
-        them."""
+        """(packed sources, names of the modules that, according to these sources, the script imports for a side
+        effect)."""
         self._fingerprints: OrderedDict[Any, Blobs] = OrderedDict()
         self._current: Fingerprint | None = None
         """The fingerprint of the snapshot that is being taken."""
@@ -163,8 +163,8 @@ class SnapshotMaker:
         return True
 
     def _fingerprint(self, roots: Roots) -> Fingerprint | None:
-        """Returns (fingerprint, number of arrays), or None if there is no fingerprint, such as for roots that cannot be
-        pickled. `take` then reports the roots."""
+        """Returns (fingerprint, number of arrays). Returns None if the roots cannot be pickled, which `take` then
+        reports, or if a large container holds anything but plain values."""
         out, buffers, digest = io.BytesIO(), list[memoryview](), _Digest()
         try:
             writer = self._writer(roots)
@@ -262,7 +262,8 @@ def checksum(buffer: Any) -> bytes:
 
 
 def checksums(buffers: Sequence[Any]) -> bytes:
-    """Returns checksums of all buffers; large ones are processed in parallel, because numpy releases the GIL."""
+    """Returns the joined checksums of all buffers. Large buffers are processed in parallel, because numpy releases the
+    GIL."""
     if sum(buffer.nbytes for buffer in buffers) < 16 * _CHUNK_NBYTES or _THREADS == 1:
         return b"".join(map(checksum, buffers))
     pieces = [
@@ -279,8 +280,7 @@ def _as_bytes(buffer: memoryview) -> memoryview:
 
 
 class _Digest:
-    """A function object that replaces large lists, dicts, tuples and sets of plain values with their checksums, for a
-    fingerprint.
+    """A callable that replaces large containers of plain values with their checksums, for a fingerprint.
 
     marshal writes any buffer as bytes, so it does not distinguish different arrays with the same bytes. A caller that
     compares fingerprints must ensure that these containers hold no arrays.

@@ -25,8 +25,8 @@ from dataloaderjob.shipping.reducers import is_shared_memory
 from dataloaderjob.shipping.user_code import full_name
 
 _SEARCH_S = 5.0
-"""Time limit of a search in seconds, for example in a list of a million samples. After this time, the message names
-only the list."""
+"""Time limit of a search, in seconds. If the search through a long list takes longer, the message names only the
+list."""
 NamedPart = tuple[str, Any]
 """(path, object)."""
 _MAX_DEPTH = 100
@@ -76,8 +76,8 @@ class _Search:
         self._seen: set[int] = set()
 
     def innermost(self, parts: Iterable[NamedPart], depth: int = 0) -> _Failing | None:
-        """Returns the innermost object of the first part that fails. A function or a class may also fail because of an
-        object that other functions refer to, so the first part that itself contains the reason is preferred."""
+        """Returns the innermost object that fails, within the first part that fails. Prefers a part that contains the
+        reason, because a function or class may also fail because of an object that other functions refer to."""
         vague = None
         for found in self._failing(parts):
             path, part, _ = found

@@ -1,9 +1,9 @@
 """Classes and functions of user code: looked up by name, or sent by value.
 
 A feeder may have received the user's classes by value (cloudpickle), under the module names that they have in the
-trainer. To find a class by name, the trainer searches the modules that it has loaded, including `__main__`, then the
-classes that it has sent by value. A feeder cannot make the trainer import a package, only a module of a package that
-the trainer has already imported.
+trainer. To find a class by name, the trainer first searches its loaded modules, including `__main__`, and then the
+classes that it has sent by value. A feeder can make the trainer import a module only if the trainer has already
+imported the module's package.
 
 Classes and functions of the script, and those created inside functions, are sent by value. A feeder creates such a
 class empty and then sets its attributes, which may refer to the class. Creating the class runs no user code: the
@@ -35,8 +35,8 @@ _cloudpickle: Any = cloudpickle.cloudpickle
 _ELSEWHERE: dict[type, ClassName] = {types.MappingProxyType: ("types", "MappingProxyType")}
 """Classes that cannot be found under their own names, with the names to use instead."""
 _sent: WeakValueDictionary[ClassName, type] = WeakValueDictionary()
-"""Named tuples that were sent to feeders by value. A named tuple that was created in a function or a class has a name
-as if its module had defined it."""
+"""Named tuples that were sent to feeders by value. The name of a named tuple does not show if it was created inside a
+function or class."""
 _ambiguous: set[ClassName] = set()
 """Names that several named tuples with different fields share."""
 _BY_METACLASS = ("__prepare__", "__new__", "__init__", "__setattr__")
@@ -138,13 +138,9 @@ def is_by_value(cls: type) -> bool:
 
 
 def other_name(cls: type) -> tuple[str, str] | None:
-    """Returns the actual module and name of a class that claims a name in the standard library. Returns None for other
-    classes. For example, the type of a lock claims to be `_thread.lock`, but is `_thread.LockType`. The type of a
-    dict's keys exists only in `_collections_abc`. Types of extension modules that were built with PyO3 claim to be in
-    `builtins`.
-
-    Raises PicklingError for a type of the interpreter that is in no module, because it cannot be recreated.
-    """
+    """Returns the actual (module, name) of a class that claims a name in the standard library. Returns None for other
+    classes. For example, the type of a lock claims to be `_thread.lock`, but is `_thread.LockType`. Raises
+    PicklingError for a type of the interpreter that is in no module, because it cannot be recreated."""
     if cls.__module__.partition(".")[0] not in sys.stdlib_module_names:
         return None
     for module in (cls.__module__, "types", "_collections_abc"):

@@ -1,4 +1,4 @@
-"""Writing a single pickle of the user's code and data, and leaving out objects that cannot be sent."""
+"""The writer of a single pickle of the user's code and data. It leaves out objects that cannot be sent."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ class Writer:
         self._warned_of = warned
 
     def forget_mended(self) -> None:
-        """Checks again the objects of modules that could not be pickled last time, and forgets those that now can
+        """Rechecks the objects of modules that could not be pickled last time. Stops excluding those that now can
         be."""
         before = list(self._excluded)
         self._excluded.clear()
@@ -90,8 +90,9 @@ class Writer:
         roots: Roots,
         digest: Callable[[Any], bytes | None] | None = None,
     ) -> UserCodePickler:
-        """Writes the pickle repeatedly, until it contains everything that it refers to. State must precede the objects
-        that use it, so the modules that will be reached are estimated beforehand from the code. Returns the pickler."""
+        """Writes the pickle, and repeats this until the pickle contains everything that it refers to. Returns the
+        pickler. State must precede the objects that use it, so a quick first pass estimates which modules will be
+        reached."""
         if not self._discovered:
             self._discover(roots)
         while True:
@@ -127,8 +128,8 @@ class Writer:
         return UserCodePickler(out, take_buffer, known=self.known, user_modules=self.modules, **options)
 
     def _dump(self, pickler: UserCodePickler, roots: Roots) -> bool:
-        """Dumps everything. Returns False if that failed and another attempt may succeed, because the next attempt
-        leaves out objects that cannot be pickled. Raises InputError if the roots themselves cannot be pickled."""
+        """Dumps the state and the roots. Returns False if this failed but another attempt may succeed, without the
+        objects that cannot be pickled. Raises InputError if the roots themselves cannot be pickled."""
         where = ROOTS
         try:
             for module, part in self._state.dumps(self.reached, self.patches):
@@ -177,8 +178,8 @@ class Writer:
                 unpicklable.warn(module, where, part, self._warned_of)
 
     def _exclude_main(self, roots: Roots) -> None:
-        """Leaves out those globals of the script that cannot be pickled and that only a module's state refers to. The
-        globals that the dataset refers to must be picklable."""
+        """Leaves out the script's globals that cannot be pickled, if only modules' states refer to them. Does nothing
+        if the roots themselves cannot be pickled."""
         if why_not(tuple(roots.values()), self.known, self.modules) is not None:
             return
         own = vars(sys.modules[MAIN])
@@ -204,7 +205,7 @@ class Writer:
 
     def _key_alone(self, module: str) -> Any:
         """Returns a key that equals an earlier one only if the module's content is the same, or None if no such key
-        exists. The key is a plain pickle, which takes a fifth of the time of our own pickle."""
+        exists. The key contains a plain pickle, which takes a fifth of the time of our own pickle."""
         code, data = self.known.split[module]
         try:
             packed = pickle.dumps([value for _, value in data], protocol=5)

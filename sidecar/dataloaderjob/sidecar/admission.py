@@ -1,5 +1,5 @@
-"""Admission of trainers to a sidecar: one live process per rank, and no more processes than may share the node's
-memory."""
+"""The admission of trainers to a sidecar. It limits the number of processes, because they share the node's memory.
+Except in attached pods, each rank has at most one live process."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ from dataloaderjob.core.processes import alive
 from dataloaderjob.core.settings import LoaderSettings, SidecarSettings
 
 EXTRA_PROCESSES = 8
-"""Maximum number of processes that may attach to a private service in addition to those for which it was started.
-Together, they share the memory of one process."""
+"""Maximum number of processes that may attach to a private service beyond the number for which it was started.
+Together, these extra processes share the memory of one process."""
 MAX_LISTED = 8
 
 
 @dataclass(slots=True, eq=False)
 class ReceiverProcess:
-    """A running receiver, as the parent sees it."""
+    """The parent's record of a running receiver."""
 
     rank: str
     trainer_pid: int
     process: str
-    """The name that the trainer process has chosen for itself. A pid would not be enough, because it may denote
-    different processes in different containers."""
+    """The name that the trainer process has chosen for itself. A pid is not enough, because processes in different
+    containers can have the same pid."""
     pidfd: int
     pid: int
     channel: socket.socket
     control: Control
     untold: bool = False
-    """True if the receiver's channel was full, so that the list of feeders must be sent again."""
+    """True if the list of feeders must be sent to the receiver again, for example because its channel was full."""
 
 
 class Admission:
-    """The admission of trainers, one at a time, based on the receivers that are running."""
+    """The rules for admitting trainers, based on the receivers that are running."""
 
     def __init__(
         self,
@@ -46,13 +46,13 @@ class Admission:
         receivers: dict[int, ReceiverProcess],
         end: Callable[[ReceiverProcess], None],
     ) -> None:
-        """`receivers`: the running receivers by pid, which the parent keeps up to date. `end`: kills a receiver, and
-        waits until it has exited."""
+        """`receivers`: the running receivers, by pid. The parent updates this dict. `end`: kills a receiver and waits
+        until it has exited."""
         self._settings, self._receivers, self._end = settings, receivers, end
 
     def claim(self, rank: str, pid: int, process: str) -> str:
-        """Returns the name under which the rank is shown. Raises RemoteProtocolError if another live process holds this
-        rank, unless the processes may belong to different launches."""
+        """Returns the name under which the rank is shown. Raises RemoteProtocolError if another live process holds the
+        rank and cannot give way."""
         if self._settings.awaits_feeders:
             return self._claim_attached(rank, pid, process)
         for receiver in list(self._receivers.values()):
@@ -75,8 +75,8 @@ class Admission:
         return next(name for name in names if name not in taken)
 
     def _may_give_way(self, receiver: ReceiverProcess) -> bool:
-        """Returns True if the receiver's trainer has no loader in use. A client of a private service stays attached
-        without a loader, and attaches again when it needs one."""
+        """Returns True if the receiver may be ended, because its trainer uses a private service and has no loader in
+        use. The trainer attaches again when it needs a loader."""
         return self._settings.private and bool(receiver.control.words[W_IDLE])
 
     def _running(self) -> int:

@@ -1,8 +1,8 @@
-"""The settings and the key of a sidecar in an attached pod, which the sidecar rereads while no supervisor answers.
+"""The settings and the key of a sidecar in an attached pod. The sidecar rereads both while no supervisor answers.
 
-They are in a ConfigMap and a Secret with names that depend on the job's name alone. Therefore, a pod may start with the
-files of an earlier job of the same name, and the kubelet then replaces the files while the sidecar is running. The
-settings also report the end of the job, because the pod outlives its job, and its trainer must not wait forever.
+They are in a ConfigMap and a Secret, whose names depend on the job's name alone. A pod may therefore start with the
+files of an earlier job of the same name. The kubelet replaces the files while the sidecar is running. The settings also
+report the end of the job: the pod outlives its job, and its trainer must not wait forever.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from dataloaderjob.core.errors import DataLoaderJobError
 from dataloaderjob.core.settings import SidecarSettings, read_key
 
 AGAIN_S = 2.0
-"""Interval between two reads."""
+"""Minimum interval between two reads of the files."""
 
 
 class Attachment:
-    """The files with which an attached pod's sidecar was started. `look` rereads them."""
+    """The files with which an attached pod's sidecar was started."""
 
     def __init__(self, path: Path, settings: SidecarSettings, key: bytes) -> None:
         self._path, self._job, self._key_path, self._key = path, settings.job, settings.key_path, key
@@ -29,8 +29,8 @@ class Attachment:
         """The reason why the sidecar must be restarted; empty if no restart is needed."""
 
     def look(self, now: float) -> bool:
-        """Reads the files if the last read was long enough ago. Returns True if anything has changed. Files that cannot
-        be read, perhaps because they are being replaced, change nothing."""
+        """Rereads the files, at most once per AGAIN_S. Returns True if `ended` or `outdated` has changed. Ignores files
+        that cannot be read, perhaps because they are being replaced."""
         if now < self._due:
             return False
         self._due = now + AGAIN_S

@@ -1,11 +1,12 @@
-"""One connection to a feeder: connecting, the handshake, and the transfer of frames and bodies, straight into the pool.
+"""The connection to one feeder: the handshake and the transfer of frames. Bodies are received straight into the pool.
 
-The socket is blocking, but every call except one uses MSG_DONTWAIT. The exception is the call that receives bodies. It
-uses MSG_WAITALL with a receive timeout of 20 ms, the cheapest method that was measured (0.20 CPU-s/GB, compared with
-0.22 to 0.26 without blocking and with SO_RCVLOWAT). This method suits feeders that send fast enough. If less than half
-of a body arrives within the 20 ms, or all of it arrives slowly, the wait has delayed all other connections for little
-gain. The next bodies of this connection are then received as they arrive, without waiting. Their number doubles with
-each late body, until most of an awaited body arrives in time.
+The socket is blocking, but all calls except one use MSG_DONTWAIT. The exception is the call that receives bodies. It
+uses MSG_WAITALL with a timeout of 20 ms. This was the cheapest method that was measured: 0.20 CPU-s/GB, compared with
+0.22 to 0.26 for non-blocking calls with SO_RCVLOWAT.
+
+Waiting for a slow feeder would delay all other connections. Therefore, a body is late if less than half of it arrives
+within the 20 ms, or if it arrives more slowly than QUICK. The next bodies of this connection are then received without
+waiting. Their number doubles with each late body, until an awaited body is not late.
 
 The connection to a feeder on this machine is a Unix socket, and bodies are copied from the feeder's memory
 (`shared_bodies`).
@@ -39,28 +40,27 @@ if TYPE_CHECKING:
 
 SCRATCH_NBYTES = 16 * 1024
 MAX_UNSENT_NBYTES = 16 * 1024 * 1024
-"""Bytes that may wait for a feeder while it is read from. A ticket alone may have more."""
+"""Number of unsent bytes above which nothing more is read from a feeder. A single ticket may be larger."""
 _IN, _OUT, _IN_OUT = select.EPOLLIN, select.EPOLLOUT, select.EPOLLIN | select.EPOLLOUT
 DISCARD_NBYTES = 256 * 1024
 WAITALL_ABOVE_NBYTES = 8 * 1024
 BODY_WAIT_S = 0.02
 INSTANT_S = 0.001
 QUICK = 250e6
-"""Minimum rate, in bytes per second, of a feeder whose bodies the receiver waits for. Slower feeders would delay each
-other, because parts of their bodies arrive while the receiver waits for other bodies: 16 senders of 20 MB/s attained
-0.65 of that rate."""
+"""Minimum rate, in bytes per second, of a feeder whose bodies the receiver waits for. If it waited for slower feeders,
+they would delay each other: 16 feeders that send 20 MB/s attained 0.65 of that rate."""
 LOW_WATER_NBYTES = 256 * 1024
 AHEAD_NBYTES = 17 * 1024
-"""Bytes of a body that may already have been read as part of a TLS record, and that the socket will not deliver
+"""Maximum number of a body's bytes that TLS has read ahead, as part of a record. The socket does not deliver them
 again."""
 MAX_UNAWAITED = 512
-"""Maximum number of a slow feeder's bodies between two awaited ones. With 16 such senders at 10 bodies/s, the receiver
-waits for 1 % of the time."""
+"""Maximum number of a slow feeder's bodies between two awaited ones. With 16 such feeders at 10 bodies/s, the receiver
+spends 1% of the time waiting."""
 MAX_NOT_GREETED = 3
 """Number of failed handshakes over the Unix socket after which TCP is tried."""
 BACKOFF = Backoff(0.1, 5.0)
 TELL_EVERY_S = 60.0
-"""Minimum interval between two equal log lines about a protocol that a feeder, or somebody on the path, has broken."""
+"""Minimum interval between identical log lines about a peer that has broken the protocol."""
 LinkError = (OSError, ProtocolError)
 """Errors that end a connection and have no other effect."""
 
@@ -89,8 +89,8 @@ class FeederConnection:
         self, endpoint: Endpoint, sink: Sink, *, key: bytes, job: str, name: str, trainer: str = "",
         tls: Credentials | None = None,
     ) -> None:  # fmt: skip
-        """`trainer` names the trainer process: feeders start afresh for a different one. `tls`: the certificates of
-        this process, if connections over TCP need TLS."""
+        """`trainer`: the trainer process's name. A new name makes the feeder end unused sessions. `tls`: this process's
+        certificates, if connections over TCP need TLS."""
         self.endpoint = endpoint
         self.phase = BodyPhase.DOWN
         self.sock: socket.socket | None = None
@@ -104,11 +104,11 @@ class FeederConnection:
         self.over_tcp = False
         """True if the feeder is on this machine, but cannot share its memory."""
         self._not_greeted = 0
-        """Number of consecutive connections on this machine that ended before they were established."""
+        """Number of consecutive connections over the Unix socket that ended before the handshake was complete."""
         self._out = bytearray()
         self._handshake: ClientHandshake
         self._seals: Seals | None = None
-        """The seals of frames over TCP."""
+        """The seals of frames. Frames over a Unix socket have none."""
         self._head_nbytes = HEADER_NBYTES
         self._scratch = memoryview(bytearray(SCRATCH_NBYTES))
         self._have = 0
@@ -131,7 +131,8 @@ class FeederConnection:
     # Connecting
 
     def connect(self, now: float) -> None:
-        """Begins to connect; `on_ready` continues. Raises OSError, TypeError or ValueError for an unusable address."""
+        """Starts connecting; `on_ready` does the rest. Raises OSError, TypeError or ValueError if the address is
+        unusable."""
         here = None if self.over_tcp else shared_bodies.connect(self.endpoint.instance)
         family = sockets.family_of(self.endpoint.host)
         sock = here or socket.socket(family, socket.SOCK_STREAM | socket.SOCK_CLOEXEC)
@@ -180,8 +181,8 @@ class FeederConnection:
 
     @property
     def interest(self) -> int:
-        """The epoll mask for the events that this connection waits for. A feeder that does not read what it is sent
-        is not read from either, because its frames may have answers."""
+        """The epoll mask of the events to wait for. While too many bytes are unsent, nothing is read from the feeder,
+        because its frames may need further answers."""
         if not self._out:
             return _IN_OUT if self.phase is BodyPhase.CONNECTING else _IN
         return _IN_OUT if len(self._out) <= MAX_UNSENT_NBYTES else _OUT
@@ -207,11 +208,11 @@ class FeederConnection:
             self._receive_buffered()
 
     def _link_key(self) -> bytes:
-        """Returns the feeder's link key or, for a feeder that has none, the sidecar's own."""
+        """Returns the feeder's link key, or the sidecar's own key if the feeder has no link key."""
         return bytes.fromhex(self.endpoint.link) or self._key
 
     def _begin_tls(self, tls: Credentials) -> None:
-        """Puts the socket under TLS. The feeder's challenge arrives first."""
+        """Wraps the socket in TLS, which begins once the feeder's challenge has arrived."""
         assert self.sock is not None  # noqa: S101
         prove = prover(self._link_key(), role="receiver", name=self._name, protocol=DATA.newest)
         self.sock = sock = tls.connected(self.sock, Part.FEEDER, prove)
@@ -220,7 +221,7 @@ class FeederConnection:
             sock.establish()
 
     def _receive_buffered(self) -> None:
-        """Handles bytes that were read from the socket along with others, and that epoll therefore does not report."""
+        """Handles bytes that TLS has already read from the socket, because epoll does not report them."""
         while self.phase is BodyPhase.UP and isinstance(self.sock, Connection) and self.sock.buffered:
             self._receive()
 
@@ -273,7 +274,7 @@ class FeederConnection:
     # Frames
 
     def discard(self) -> None:
-        """Makes the connection discard the rest of the current body, which has lost its place."""
+        """Discards the rest of the current body when it arrives, because the body has lost its place in the pool."""
         if self._header is not None and self._header.kind == FrameKind.BODY:
             self._target = None
 
@@ -317,7 +318,8 @@ class FeederConnection:
         self._have = rest
 
     def _begin_payload(self, header: Header, start: memoryview) -> int:
-        """Stores the part of the payload that has arrived. Returns its number of bytes."""
+        """Begins a payload with `start`, the bytes that have arrived. Returns the number of bytes taken from
+        `start`."""
         self._header, self._left, self._filled = header, header.nbytes, 0
         self._slow = self._unawaited > 0
         if header.kind == FrameKind.BODY:
@@ -373,8 +375,8 @@ class FeederConnection:
         return True
 
     def _waited(self, waited_s: float, *, in_time: bool) -> None:
-        """Decides, after an awaited body, for how many of the next bodies the receiver does not wait. A body that
-        needed no wait proves nothing, because it arrived while the receiver waited for another connection."""
+        """Sets the number of upcoming bodies for which the receiver does not wait. Ignores a body that needed no wait,
+        because it may have arrived slowly while the receiver waited for another connection."""
         if waited_s < INSTANT_S:
             return
         self._late = 0 if in_time else self._late + 1

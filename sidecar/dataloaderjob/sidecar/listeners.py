@@ -1,7 +1,7 @@
 """The sidecar's listening sockets, served by the parent's loop. Clients cannot block the loop.
 
 /metrics, /healthz and /status are served over HTTP/1.0, one short answer per connection. The Unix socket is for
-trainers. This module keeps each trainer's connection until its first message is complete.
+trainers.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ BACKLOG = 1024
 CLIENT_TIMEOUT_S = 2.0
 """Time that a client has to send its request, and the same time again to read the answer."""
 Handler = Callable[[str], tuple[int, str, str]]
-"""Answers a path with (status, content type, body)."""
+"""A function that answers a path with (status, content type, body)."""
 REASONS = {200: "OK", 404: "Not Found", 400: "Bad Request", 503: "Service Unavailable"}
 HELLO_TIMEOUT_S = 5.0
 MAX_HELLO_NBYTES = 8 * 1024 * 1024
-"""Maximum size of a hello. An adoption with the maximum number of leases takes 3 MB."""
+"""Maximum size, in bytes, of a trainer's hello. A hello that gives back the maximum number of leases takes 3 MB."""
 MAX_HELLOS_NBYTES = 32 * 1024 * 1024
-"""Maximum total size of all guests' incomplete hellos, which is more than a node's trainers ever send."""
+"""Maximum total size, in bytes, of all incomplete hellos. A node's trainers never send this much."""
 MAX_GUESTS = 256
 
 
 @dataclass(slots=True, eq=False)
 class HttpClient:
-    """A connection to the HTTP port. The request is received first, and then the answer is sent."""
+    """A connection to the HTTP port."""
 
     sock: socket.socket
     deadline: float
@@ -65,7 +65,7 @@ class Guest:
     incoming: ipc.Assembler = field(default_factory=lambda: ipc.Assembler(MAX_HELLO_NBYTES))
     fds: list[int] = field(default_factory=list)
     stranger: int | None = None
-    """The uid of another user, who is refused; None if the user is admitted."""
+    """The uid of a user who must be refused; None if the user is admitted."""
 
     def close(self) -> None:
         self.sock.close()
@@ -74,7 +74,7 @@ class Guest:
             os.close(fd)
 
     def answer(self, packets: list[bytes], fds: list[int] | None = None) -> None:
-        """Sends all packets at once, because the socket's buffer holds far more than any answer."""
+        """Sends all packets without waiting, because the socket's buffer is far larger than any answer."""
         socket.send_fds(self.sock, [packets[0]], fds or [])
         for packet in packets[1:]:
             self.sock.send(packet)
@@ -104,14 +104,13 @@ class Listener(ABC, Generic[Peer]):
     def _on_ready(self, peer: Peer) -> None: ...
 
     def expire(self, now: float) -> None:
-        """Closes the connections of peers that are too slow."""
+        """Closes the connections of peers whose deadlines have passed."""
         for peer in [p for p in self._peers if p.deadline < now]:
             self._forget(peer)
             peer.close()
 
     def close_in_child(self) -> None:
-        """Closes everything in a forked child, which must not keep the socket open, nor leave peers waiting for an
-        answer."""
+        """Closes all sockets in a forked child. Otherwise, peers would not notice when the parent closes them."""
         self._sock.close()
         self._reserve.close()
         for peer in self._peers:
@@ -124,7 +123,7 @@ class Listener(ABC, Generic[Peer]):
             except OSError as exc:
                 self._reserve.turn_away(self._sock, exc)
                 return
-            if len(self._peers) >= self._most:  # clients that only occupy places cannot keep them
+            if len(self._peers) >= self._most:  # idle clients must not block new ones
                 oldest = self._crowds.first_to_go()
                 self._forget(oldest)
                 oldest.close()
@@ -135,7 +134,7 @@ class Listener(ABC, Generic[Peer]):
             self._select.register(sock, selectors.EVENT_READ, functools.partial(self._ready, peer))
 
     def _ready(self, peer: Peer) -> None:
-        if peer in self._peers:  # it may have given way to another within this turn
+        if peer in self._peers:  # another peer may have replaced it in this turn
             self._on_ready(peer)
 
     def _forget(self, peer: Peer) -> None:
@@ -149,7 +148,7 @@ class HttpServer(Listener[HttpClient]):
     """An HTTP server that answers GET requests for the handler's paths."""
 
     def __init__(self, host: str, port: int, handler: Handler, select: selectors.BaseSelector) -> None:
-        """Listens at once. Raises InputError if it cannot listen at that address."""
+        """Starts listening. Raises InputError if the server cannot listen at this address."""
         try:
             sock = sockets.listen(host, port, backlog=BACKLOG)
         except OSError as exc:
@@ -197,7 +196,7 @@ class HttpServer(Listener[HttpClient]):
 
 
 class TrainerListener(Listener[Guest]):
-    """The Unix socket, and the connections of trainers until their first message is complete."""
+    """The Unix socket for trainers. It keeps each trainer's connection until the first message is complete."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Metrics of one receiver. Each has a row, with the metric's name in Prometheus and a function that reads it.
+"""The metrics of one receiver. METRICS has a row for each, with its name in Prometheus and a function that reads it.
 
-The receiver stores its metrics in words of the control memfd ten times a second. The parent reads them, and those of
-the trainer, from its own mapping, so a scrape never touches the data path.
+Ten times a second, the receiver stores its metrics in the control memfd. The parent reads these metrics and the
+trainer's from its own mapping, so a scrape never touches the data path.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
 PREFIX = "dataloaderjob_sidecar_"
 MAX_LABEL = 512
 MAX_ENDED = 64
-"""Maximum number of trainer processes for which counts are kept after their receivers have exited."""
+"""Maximum number of trainer processes whose counts are kept after their receivers have exited."""
 
 
 class MetricKind(Enum):
@@ -33,7 +33,7 @@ class MetricKind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """One row. Times are kept in nanoseconds and served in seconds."""
+    """One row of METRICS. Times are kept in nanoseconds and served in seconds."""
 
     key: str
     """Name of the metric in the sidecar's status."""
@@ -42,9 +42,10 @@ class Metric:
     kind: MetricKind
     help: str
     read: Callable[[Dispatcher], int] | int
-    """Function that reads the metric from the dispatcher, or index of the word in which the trainer stores it."""
+    """The function that reads the metric from the dispatcher, or the index of the word in which the trainer stores
+    it."""
     mask: int = -1
-    """Bits served to Prometheus."""
+    """Mask of the bits that are served to Prometheus."""
 
 
 def _ready(machine: Dispatcher) -> int:
@@ -53,7 +54,7 @@ def _ready(machine: Dispatcher) -> int:
 
 @functools.lru_cache(maxsize=1)
 def _queued_time(pid: int) -> QueuedTime:
-    """Returns the clock of this process's queued time. `pid`: the pid of this process. It is the key of the cache,
+    """Returns the clock that measures this process's queued time. `pid`: this process's pid. It is the cache key,
     because a forked process needs its own clock."""
     del pid
     return QueuedTime()
@@ -61,8 +62,8 @@ def _queued_time(pid: int) -> QueuedTime:
 
 _C, _G = MetricKind.COUNTER, MetricKind.GAUGE
 _48_BITS = (1 << 48) - 1
-"""Mask of a digest. Prometheus stores floats, which are exact up to 53 bits. As a label, each digest would start a new
-series."""
+"""Mask of a digest. Prometheus stores floats, which are exact up to 53 bits. If digests were labels, each would start a
+new series."""
 METRICS = (
     Metric("batches", "batches_total", _C, "Batches received.", lambda m: m.counters.batches),
     Metric("nbytes", "bytes_total", _C, "Bytes of batches received.", lambda m: m.counters.nbytes),
@@ -166,7 +167,7 @@ COUNTERS = frozenset(metric.key for metric in METRICS if metric.kind is MetricKi
 TRAINERS_COUNTERS = frozenset(
     metric.key for metric in METRICS if metric.kind is MetricKind.COUNTER and isinstance(metric.read, int)
 )
-"""Counters that the trainer keeps itself: they continue when its receiver is replaced."""
+"""Counters that the trainer itself keeps. They continue when the trainer's receiver is replaced."""
 _READERS = [(metric.key, metric.read) for metric in METRICS if not isinstance(metric.read, int)]
 _WORDS = {key: at for at, (key, _) in enumerate(_READERS, control.W_METRICS)} | {
     metric.key: metric.read for metric in METRICS if isinstance(metric.read, int)
@@ -186,7 +187,7 @@ def read(words: Control) -> dict[str, int]:
 
 
 def by_rank(receivers: Iterable[tuple[str, Control]]) -> dict[str, list[int]]:
-    """Returns the metrics OF_RANK for each rank, summed over processes with the same rank."""
+    """Returns the metrics listed in OF_RANK for each rank, summed over processes with the same rank."""
     found: dict[str, list[int]] = {}
     for rank, words in receivers:
         before = found.get(rank, [0] * len(OF_RANK))
@@ -200,15 +201,16 @@ class Totals:
     def __init__(self) -> None:
         self._gone = dict.fromkeys(KEYS, 0)
         self._added: dict[str, dict[str, int]] = {}
-        """Counts of receivers that exited, by trainer process. A trainer may attach again."""
+        """The last counts of receivers that have exited, by trainer process. A trainer may attach again."""
 
     def of(self, live: Iterable[dict[str, int]]) -> dict[str, int]:
-        """Returns the sums, with the current values of the live receivers."""
+        """Returns the sums, including the current values of the live receivers."""
         live = list(live)
         return {name: sum((values[name] for values in live), gone) for name, gone in self._gone.items()}
 
     def ended(self, process: str, last: dict[str, int]) -> None:
-        """Adds the counts of a receiver that exited, and those of its trainer `process` until then."""
+        """Adds the last counts of a receiver that has exited, and of its trainer. `process`: the trainer process's
+        name."""
         for name in COUNTERS:
             self._gone[name] += last[name]
         self._added[process] = last
@@ -216,8 +218,8 @@ class Totals:
             del self._added[next(iter(self._added))]
 
     def adopted(self, process: str, living: dict[str, int]) -> None:
-        """Keeps a trainer's counts from being added twice. These counts outlive the trainer's receiver: they were
-        already added when the receiver exited, or belong to an earlier sidecar."""
+        """Prevents a trainer's own counters from being added twice when the trainer attaches again. They were already
+        added when its receiver exited, or belong to an earlier sidecar. `living`: the current values."""
         before = self._added.pop(process, living)
         for name in TRAINERS_COUNTERS:
             self._gone[name] -= before[name]

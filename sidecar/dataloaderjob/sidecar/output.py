@@ -8,5 +8,5 @@ from dataloaderjob.core.texts import clean
 
 
 def log(text: str) -> None:
-    """Writes one line in a single, unbuffered call, because receivers share the file descriptor."""
+    """Writes one line to standard error in a single, unbuffered call, because receivers share the file descriptor."""
     os.write(2, f"[sidecar] {clean(text)}\n".encode())

@@ -40,12 +40,12 @@ from dataloaderjob.sidecar.supervisor_client import BundleGc, Failures, Supervis
 TICK_S = 0.5
 METRICS_EVERY_S = 1.0
 SWEEP_EVERY_S = 30.0
-"""Interval at which a private service that waits for the next script removes blobs of earlier scripts."""
+"""Interval at which an idle private service removes the blobs of earlier scripts."""
 _RANK = re.compile(r"[A-Za-z0-9._-]{1,64}\Z")
 
 
 class Sidecar:
-    """The parent's loop: `run` returns after SIGTERM or SIGINT."""
+    """The parent's loop. `run` returns after SIGTERM or SIGINT, or once the sidecar's files are outdated."""
 
     def __init__(self, settings: SidecarSettings, source: Path | None = None) -> None:
         """`source`: the file from which the settings were read, if they may change."""
@@ -79,7 +79,7 @@ class Sidecar:
         self._select.register(self._wake_r, selectors.EVENT_READ, self._on_signal)
         self._metrics_at = 0.0
         self._sweep_at = 0.0
-        # Last, because a visible socket must have a sidecar behind it.
+        # This comes last, because a visible socket must have a sidecar behind it.
         self._listener = TrainerListener(
             settings.socket,
             self._select,
@@ -148,8 +148,8 @@ class Sidecar:
             self._bundle_gc.sweep()
 
     def _await_supervisor(self, attachment: Attachment, why: str, now: float) -> None:
-        """Reports to trainers, and in the log, the reason why an attached pod is waiting. Stops this sidecar if it was
-        started with another job's files, so that the kubelet restarts it."""
+        """Reports the reason why an attached pod is waiting, to trainers and in the log. Stops this sidecar if its
+        files are outdated, so that the kubelet restarts it."""
         if not attachment.look(now) and why == self._why:
             return
         self._why = why
@@ -222,7 +222,8 @@ class Sidecar:
         guest.close()
 
     def _attach(self, guest: Guest, packet: ipc.Packet) -> None:
-        """Attaches a trainer. Raises RemoteProtocolError, for example if the trainer cannot be admitted."""
+        """Attaches a trainer. Raises RemoteProtocolError if the hello is malformed or the trainer cannot be
+        admitted."""
         if packet.protocol != PROTOCOL:
             raise RemoteProtocolError(
                 f"this sidecar speaks protocol version {PROTOCOL}, but the trainer speaks {packet.protocol}: install "
@@ -339,7 +340,8 @@ class Sidecar:
         return len(self.settings.feeders)
 
     def _send_feeders(self, channel: socket.socket) -> bool:
-        """Sends the list of feeders. Returns False if the channel is full: the receiver gets a newer list later."""
+        """Sends the list of feeders to a receiver. Returns False if the channel is full, so that a list must be sent
+        later."""
         client = self._supervisor
         if client is None:
             listed: dict[str, Any] = {"feeders": self.settings.feeders, "desired": self._desired()}
@@ -360,7 +362,7 @@ class Sidecar:
         return True
 
     def _on_receiver(self, receiver: ReceiverProcess) -> bool:
-        """Handles one message of a receiver. Returns False if there was none."""
+        """Handles one message from a receiver. Returns False if there was none."""
         try:
             data = receiver.channel.recv(1 << 20)
         except OSError:

@@ -1,7 +1,8 @@
 """The receiver: one process for each pool, forked by the parent when a trainer process attaches.
 
-One loop serves the trainer's socket, the connections to feeders, the parent's channel and the trainer's pidfd. It feeds
-events to the dispatcher and carries out its instructions. No byte of a batch becomes a Python object.
+One loop serves the trainer's socket, the connections to feeders, the parent's channel and the trainer's pidfd. It
+passes events to the dispatcher and carries out the dispatcher's instructions. Bytes of batches never become Python
+objects.
 """
 
 from __future__ import annotations
@@ -98,13 +99,13 @@ class Receiver:
         self._masks: dict[int, int] = {}
         self._to_trainer: deque[tuple[bytes, int | None]] = deque()
         self._snapshots: dict[tuple[int, int], bytes] = {}
-        """(stream, slot) -> the slot's newest snapshot that is not yet on its way to the trainer."""
+        """(stream, slot) -> the slot's newest snapshot, until it is queued for the trainer."""
         self._notes: deque[str] = deque()
-        """Notes that are not yet on their way to the trainer."""
+        """Notes that are not yet queued for the trainer."""
         self._to_parent: deque[bytes] = deque()
         self._incoming = ipc.Assembler()
         self._used_at = time.monotonic()
-        """Last time at which an iterator existed or the trainer held a batch of the pool."""
+        """The last time at which an iterator existed or part of the pool was in use."""
         self._is_given_back = False
         self._failure: tuple[int, int] | None = None
         """(stream, ticket) of the failure reported to the parent, until a later batch is taken."""
@@ -116,7 +117,8 @@ class Receiver:
             self._poll.register(fd, select.EPOLLIN)
 
     def adopt(self, adoption: dict[str, Any], fds: list[int]) -> None:
-        """Takes over pools that outlived an earlier sidecar, checking everything that the trainer claims."""
+        """Takes over the regions and leases that outlived an earlier sidecar. Checks all of the trainer's claims about
+        them."""
         placer = self.machine.placer
         for adopted, fd in zip(adoption["regions"], fds, strict=True):
             number, nbytes, single = int(adopted["region"]), int(adopted["nbytes"]), bool(adopted["single"])
@@ -200,9 +202,9 @@ class Receiver:
         self._give_back(now)
 
     def _give_back(self, now: float) -> None:
-        """Frees the pool's memory once nothing has been read from it or held in it for IDLE_S.
+        """Frees the pool's memory once it has been unused for IDLE_S. Sets W_IDLE.
 
-        Pages that a device has registered are kept, because the device would continue to read the old ones.
+        Keeps pages that a device has registered, because the device would continue to read the old ones.
         """
         words = self.control.words
         if self.machine.streams or self.machine.placer.space.used_nbytes:
@@ -284,7 +286,7 @@ class Receiver:
         self._watch(self._trainer.fileno(), select.EPOLLIN)
 
     def _send_trainer(self, packets: list[bytes], fd: int | None = None) -> None:
-        # a duplicate: the region may be dropped before the trainer reads
+        # a duplicate is sent, because the region may be dropped before the trainer reads
         self._to_trainer += [(p, None if fd is None else os.dup(fd)) for p in packets]
         self._send_to_trainer()
 
@@ -390,8 +392,8 @@ class Receiver:
     # Instructions
 
     def _settle(self, now: float) -> None:
-        """Carries out all instructions and sends all frames, including instructions from a connection that breaks
-        meanwhile."""
+        """Carries out all instructions and sends all frames. Repeats this if a broken connection causes further
+        instructions."""
         while True:
             for item in self.machine.take():
                 self._do(now, item)
@@ -413,7 +415,7 @@ class Receiver:
             case Fail(stream, ticket, payload, is_own):
                 kind = ipc.Type.GIVEN_UP if is_own else ipc.Type.FAILED
                 self._answer(kind, stream, ticket, payload)
-                if self._failure is None:  # the trainer also raises the first of several
+                if self._failure is None:  # the trainer, too, raises only the first failure
                     self._failure = stream, ticket
                     self._send_parent({"type": "failure", **supervision.describe_failure(payload)})
             case End(stream, ticket, batches):
@@ -476,7 +478,7 @@ class Receiver:
             del self._connections[instance]
 
     def _flush(self) -> None:
-        """Sends what this round has queued, with one call per connection."""
+        """Sends all queued frames, with one call per connection."""
         for connection in list(self._dirty):
             if connection.sock is None:
                 continue

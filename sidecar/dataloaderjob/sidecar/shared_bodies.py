@@ -1,7 +1,7 @@
-"""The shared memory of a feeder on this machine. Its batches are copied once, directly, without a socket in between.
+"""The shared memory of a feeder on this machine. The receiver copies batches directly from it, not through a socket.
 
-A feeder reuses a buffer once the receiver has confirmed its copy, or once the connection has ended. The receiver
-therefore checks after each copy that the connection is still open, and otherwise discards the copy.
+A feeder reuses a buffer once the receiver has confirmed the copy, or once the connection has ended. Therefore, the
+receiver checks after each copy that the connection is still open. If it is not, the receiver discards the copy.
 """
 
 from __future__ import annotations
@@ -21,15 +21,13 @@ _BLOCK_NBYTES = 512
 """The unit of `st_blocks`, in bytes."""
 _FDS_NBYTES = socket.CMSG_SPACE(_MOST_AT_ONCE * 4)
 MOST_BUFFERS = 1024
-"""Maximum number of buffers of one feeder. Each takes a file descriptor in this process. A builder has three or four,
-and for a slot that ranks share, one more for each batch that they may still request."""
+"""Maximum number of buffers of one feeder. Each buffer takes a file descriptor in this process. A builder has three or
+four buffers. For a slot that ranks share, it has one more for each batch that they may still request."""
 
 
 def connect(instance: str) -> socket.socket | None:
-    """Returns a connection to a feeder in this network namespace, before the handshake; None if none is found.
-
-    Raises OSError if the feeder exists but cannot be reached now.
-    """
+    """Connects to a feeder in this network namespace, without a handshake. Returns None if no such feeder is found.
+    Raises OSError if the feeder exists but cannot accept a connection now."""
     sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_CLOEXEC | socket.SOCK_NONBLOCK)
     try:
         sock.connect(sockets.on_machine(instance))
@@ -43,7 +41,7 @@ def connect(instance: str) -> socket.socket | None:
 
 
 class SharedBodies:
-    """The buffers received over one connection."""
+    """The buffers that a feeder has shared over one connection."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -55,8 +53,9 @@ class SharedBodies:
         self._poll.register(sock, select.POLLRDHUP)
 
     def receive_into(self, target: memoryview) -> int:
-        """Works like `recv_into`, and keeps the file descriptors that are received along with the data. Raises
-        BlockingIOError. Raises RemoteProtocolError if one was lost, or if too many belong to no message."""
+        """Works like `recv_into`, and keeps the file descriptors that arrive with the data. Raises BlockingIOError if
+        nothing has arrived. Raises RemoteProtocolError if a file descriptor was lost, or if too many arrived without a
+        batch."""
         n, ancillary, flags, _ = self._sock.recvmsg_into(
             [target], _FDS_NBYTES, sockets.DO_NOT_WAIT | sockets.CLOSE_ON_EXEC
         )
@@ -71,11 +70,8 @@ class SharedBodies:
         return n
 
     def body(self, number: int, nbytes: int) -> memoryview:
-        """Returns the first `nbytes` bytes of a buffer. On first use, the buffer's file descriptor has arrived with the
-        message.
-
-        Raises RemoteProtocolError, OSError.
-        """
+        """Returns the first `nbytes` bytes of a buffer. On first use, maps the buffer from the file descriptor that
+        arrived with the message. Raises RemoteProtocolError, OSError."""
         found = self._buffers.get(number)
         if found is None:
             found = self._buffers[number] = self._map(number, nbytes)

@@ -1,8 +1,9 @@
-"""The sidecar's connection to the supervisor, and its records of its trainers' failures and bundles.
+"""The sidecar's connection to the supervisor, and the records of trainers' failures and bundles.
 
-The connection delivers the list of feeders, carries metrics and failures, and never blocks. If the supervisor is gone,
-the sidecar continues with the feeders that it knows, and retries with back-off. A trainer's failure is reported until a
-later batch has been taken. User code and data are uploaded on demand, and removed when no trainer uses them.
+Over the connection, the sidecar receives the list of feeders and sends metrics and failures. If the supervisor is gone,
+the sidecar continues with the feeders that it knows, and reconnects with back-off. It reports a trainer's failure until
+the trainer has taken a later batch. It uploads user code and data on demand, and removes them when no trainer uses
+them.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ KEEP_UNUSED_S = 120.0
 """Seconds for which unused blobs are kept. A trainer writes its blobs before it reports the bundle, and may have to
 attach again in between."""
 MAX_LOADERS = 16
-"""Maximum number of loaders of one trainer for which the last bundle is kept. Any other loader stores its bundle again
-on use."""
+"""Maximum number of loaders of one trainer whose last bundles are kept. Other loaders store their bundles again when
+they are used."""
 
 
 class SupervisorClient:
-    """A client that connects, performs the handshake and exchanges messages. `fileno` is None without a connection."""
+    """The sidecar's client of the supervisor. `fileno` is None while there is no connection."""
 
     def __init__(
         self, address: tuple[str, int], *, key: bytes, job: str, name: str, store: BlobStore,
@@ -70,7 +71,8 @@ class SupervisorClient:
         return None if self._sock is None else self._sock.fileno()
 
     def try_connect(self, now: float) -> bool:
-        """Connects if the next attempt is due. The supervisor is outside the data path, so a short wait is allowed."""
+        """Connects if the next attempt is due, and returns True on success. A short wait is allowed, because this
+        process is outside the data path."""
         if self._sock is not None or now < self.retry_at:
             return False
         try:
@@ -97,7 +99,7 @@ class SupervisorClient:
         self._sock, self.retry_at = None, now + BACKOFF.spread_s(max(1, self._failures))
 
     def send(self, message: dict[str, Any]) -> None:
-        """Queues a message. Metrics that nobody reads are dropped rather than accumulated."""
+        """Queues a message. Drops it if the supervisor has stopped reading, so that messages do not accumulate."""
         if len(self._out) < 1 << 20:
             self._queue(message)
 
@@ -114,7 +116,7 @@ class SupervisorClient:
             del self._out[:sent]
 
     def have(self, digest: str, nbytes: int) -> None:
-        """Reports to the supervisor, and to every later one, that this sidecar can upload a blob."""
+        """Reports to the supervisor, now and after each reconnection, that this sidecar can upload a blob."""
         if digest not in self._have:
             self._have[digest] = nbytes
             self._queue({"type": "have", "digest": digest, "nbytes": nbytes})
@@ -167,7 +169,7 @@ class SupervisorClient:
         return keys.unwrap(self._key, wrapped, instance).hex() if wrapped else ""
 
     def _upload(self, digest: str) -> None:
-        """Sends a blob from a child process over its own connection, so that this process can continue."""
+        """Uploads a blob from a child process, over the child's own connection, so that this process can continue."""
         nbytes = self._have.get(digest)
         if nbytes is None or not self._store.has(digest, nbytes):
             return
@@ -210,18 +212,18 @@ def upload(
 
 
 class Failures:
-    """The last failure of each rank, including failures that ended its trainer."""
+    """The last failure of each rank, even if the failure ended the rank's trainer."""
 
     def __init__(self) -> None:
         self._by_rank: dict[str, tuple[int, dict[str, str]]] = {}
 
     def current(self) -> list[dict[str, str]]:
-        """Returns the failures that have not passed."""
+        """Returns the failures that have not been cleared."""
         return [failure for _, failure in self._by_rank.values()]
 
     def add(self, rank: str, pid: int, message: Mapping[str, Any]) -> None:
-        """Handles a message from the receiver `pid`: a failure or, without a text, the report that the failure has
-        passed."""
+        """Handles a receiver's message: a failure or, if it has no text, the report that the last failure has passed.
+        `pid`: the receiver's pid."""
         self._by_rank.pop(rank, None)
         if "text" in message:
             self._by_rank[rank] = pid, {"rank": rank, **{name: str(message[name]) for name in FIELDS}}
@@ -234,11 +236,8 @@ class Failures:
 
 
 class BundleGc:
-    """The garbage collector of bundles. It keeps those of live streams, and the last one of each loader, for the next
-    epoch.
-
-    Thus, the disk contains only bundles in use, and a dataset that changes every epoch leaves no old bundles behind.
-    """
+    """A garbage collector of bundles. It keeps the bundles of live streams, and each loader's last bundle for the next
+    epoch."""
 
     def __init__(self, store: BlobStore) -> None:
         self._store = store

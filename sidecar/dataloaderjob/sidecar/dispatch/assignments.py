@@ -1,7 +1,6 @@
-"""The assignment of a pool's tickets to feeders and of its batches to places: the steps that all events share. Pure.
+"""The assignment of a pool's tickets to feeders, and of its batches to places in memory. Pure.
 
-The events are in `dispatcher`, the deadlines in `overseer`. The policies are in `choose` (feeders) and `placing`
-(places of batches).
+`dispatcher` and `overseer` use these steps.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 MAX_STRIKES = 3
-"""Number of feeders that must die while making a ticket before the ticket counts as the cause."""
+"""Number of feeders that must die while making a ticket's batch before the ticket is considered the cause."""
 
 
 def _of_slot(ticket: Ticket, slot: Slot) -> tuple[bytes, int]:
-    """Returns the payload and the flags of a slot's ticket for its home. For a home that has not begun the slot, the
-    payload also contains the snapshot to resume from."""
+    """Returns (payload, flags) for sending a ticket to its slot's home. If the home has not begun the slot, the payload
+    includes the snapshot to resume from."""
     snapshot, known = slot.snapshot(ticket.number_in_slot), slot.known(ticket.number_in_slot)
     live = (
         other
@@ -64,7 +63,7 @@ class Assignments:
         self.feeders: dict[str, FeederState] = {}
         self.ranks = Ranks()
         self.announced: dict[Attempt, None] = {}
-        """Attempts that wait for space."""
+        """Attempts whose bodies were announced, and wait for space in the pool."""
         self.suspects: set[str] = set()
         """Instances of feeders that are late and get no further tickets."""
         self.counters = Counters()
@@ -77,7 +76,7 @@ class Assignments:
         self.desired_feeders: int | None = None
         self.supervisor_notes: list[str] = []
         self._noted: dict[str, float] = {}
-        """note -> time at which a feeder last reported this ongoing work."""
+        """text of a note about ongoing work -> time at which the note was last forwarded."""
         self.out_of_memory: frozenset[str] = frozenset()
         """Names of feeders that ran out of memory recently, according to the supervisor."""
         self.starved = False
@@ -105,7 +104,7 @@ class Assignments:
         self._out.append(Send(feeder.endpoint.instance, header, payload))
 
     def dispatch(self, now: float) -> None:
-        """Requests queued tickets from feeders, those nearest to their turn first, while any feeder has room."""
+        """Sends queued tickets to feeders, those nearest to their turn first, while any feeder has room."""
         while True:
             queued = [ticket for stream in self.streams.values() for ticket in stream.heads()]
             if len(queued) > 1:
@@ -126,7 +125,8 @@ class Assignments:
                     return
 
     def _home(self, now: float, ticket: Ticket, slot: Slot) -> FeederState | None:
-        """Returns the feeder that makes this slot; None to wait. Moves the slot if its home does not return."""
+        """Returns the feeder for a slot's ticket, or None if the ticket must wait. Moves the slot to another feeder if
+        necessary."""
 
         def able_to(feeder: FeederState) -> bool:
             return ticket.stream.bundle not in feeder.refused and slot.bundle not in feeder.not_loaded
@@ -150,7 +150,7 @@ class Assignments:
         return able[chosen]
 
     def _homes(self) -> list[str]:
-        """Returns the homes of all slots; for a slot that is about to move, the next home."""
+        """Returns the home of each slot, or the next home of a slot that is about to move."""
         slots = (slot for stream in self.streams.values() for slot in stream.slots.of.values())
         return [slot.next_home or slot.home for slot in slots if slot.home]
 
@@ -205,7 +205,8 @@ class Assignments:
         return True
 
     def suspect(self, feeder: FeederState, now: float, *, is_silent: bool = False) -> None:
-        """Marks a feeder as late. Until it answers, it gets only tickets of its own slots, or none if it is silent."""
+        """Marks a feeder as late. Until the feeder answers, it gets only tickets of its own slots, or none if it is
+        silent."""
         feeder.suspect_since, feeder.is_silent = now, is_silent
         self.suspects.add(feeder.endpoint.instance)
         self.ranks.place(feeder)
@@ -216,7 +217,7 @@ class Assignments:
         self.ranks.place(feeder)
 
     def ask(self, now: float, ticket: Ticket, feeder: FeederState) -> None:
-        """Requests a copy of `ticket` from one feeder, and reserves room for it if the pool has any."""
+        """Sends `ticket` to one feeder, and reserves room for the batch if the pool has any."""
         stream = ticket.stream
         attempt = Attempt(ticket, feeder, now)
         if stream.size_hint and not ticket.asks:
@@ -246,7 +247,8 @@ class Assignments:
             self.send_bundle(feeder, bundle)
 
     def drop_attempt(self, attempt: Attempt, *, cancel: bool, requeue: bool = True) -> None:
-        """Forgets one feeder's copy. If no other copy is being made, the ticket is queued again."""
+        """Forgets one feeder's attempt. With `cancel`, also cancels the ticket at the feeder. With `requeue`, queues
+        the ticket again if no other attempt is left."""
         ticket, feeder = attempt.ticket, attempt.feeder
         ticket.attempts.remove(attempt)
         if feeder.attempts.pop((ticket.stream.id, ticket.number), None) is not None:
@@ -278,7 +280,8 @@ class Assignments:
             self._out.append(Close(instance, "no longer listed", False))
 
     def grant(self, now: float) -> None:
-        """Gives places to announced bodies in ticket order, and always to the one that the trainer waits for."""
+        """Gives places to announced bodies, in the order of their turns. A body that a trainer waits for always gets a
+        place."""
         self.starved = False
         for attempt in sorted(self.announced, key=turn):
             if attempt not in self.announced:
@@ -310,13 +313,13 @@ class Assignments:
         self.drop_attempt(attempt, cancel=True)
 
     def fail(self, ticket: Ticket, payload: bytes, *, is_own: bool = False) -> None:
-        """The ticket failed; the trainer raises when its turn comes. `is_own`: this receiver gave it up, and no feeder
-        chose the payload."""
+        """Fails a ticket. The trainer raises the error at the ticket's turn. `is_own`: this receiver gave up the
+        ticket, so the payload does not come from a feeder."""
         self.counters.failures += 1
         self._conclude(ticket, Fail(ticket.stream.id, ticket.number, payload, is_own))
 
     def say_end(self, ticket: Ticket, batches: int) -> None:
-        """Reports that a ticket's slot has only `batches` batches, and not this one."""
+        """Reports that a ticket yields no batch, because its slot ends after `batches` batches."""
         self._conclude(ticket, End(ticket.stream.id, ticket.number, batches))
 
     def say_there(self, ticket: Ticket) -> None:
@@ -330,7 +333,7 @@ class Assignments:
         self._out.append(answer)
 
     def fail_service(self, ticket: Ticket, error: str, message: str) -> None:
-        """Fails the ticket with one of our own errors, given by its class name."""
+        """Fails a ticket with one of this package's errors. `error`: the name of the error's class."""
         self.fail(ticket, supervision.pack_failure(error, message), is_own=True)
 
     def release(self, stream: Stream) -> None:
@@ -351,7 +354,7 @@ class Assignments:
                 return
 
     def send_asked_bundles(self) -> None:
-        """Sends each feeder the manifests that it asked for since the last call."""
+        """Sends each feeder the manifests that it has requested since the last call."""
         for feeder in self.feeders.values():
             while feeder.asked_bundles:
                 self.send_bundle(feeder, feeder.asked_bundles.pop())

@@ -1,8 +1,7 @@
-"""The choice of the feeder that makes a batch. A different policy needs only a different `choose`.
+"""The choice of the feeder that makes a batch (`Ranks.choose`).
 
-The versions of a feeder and of a trainer's code are compared once for each pair. Batches are identical byte for byte
-only if Python, torch, numpy and the CPU's vector units agree. The bundle contains the trainer's facts, and a feeder
-states its own in the handshake (`dataloaderjob.shipping.facts`).
+A feeder's versions are compared with the trainer's. Batches are identical byte for byte only if Python, torch, numpy
+and the CPU's vector units agree.
 """
 
 from __future__ import annotations
@@ -18,13 +17,15 @@ from dataloaderjob.sidecar.dispatch.streams import FeederState, Stream
 DEPTH_QUICK = 6
 QUICK_S = 0.005
 MISFIT_GRACE_S = 10.0
-"""Time that tickets wait for a suitable feeder, while some listed feeders are not connected yet."""
+"""Time for which tickets wait for a suitable feeder while some listed feeders are not connected yet."""
 COMPARED = 4
-"""Number of feeders whose loads are compared. The best of a few balances the load nearly as well as the best of all."""
+"""Number of feeders whose loads are compared. Choosing the best of a few balances the load nearly as well as choosing
+the best of all."""
 GOLDEN = 0.6180339887498949
-"""The fractional parts of any number of multiples of the golden ratio are evenly spread."""
+"""The fractional part of the golden ratio. The fractional parts of its first n multiples are evenly spread, for any
+n."""
 LABELS = {"python": "Python", "torch": "torch", "numpy": "numpy"}
-"""Facts that must agree, with their names in messages. Other facts are not compared."""
+"""Facts that must agree, with their names in messages."""
 _INSTALL = "build the feeder image from the trainer's image plus dataloaderjob[feeder]"
 
 
@@ -39,16 +40,15 @@ def depth(stream: Stream) -> int:
 
 
 def fits(feeder: FeederState, stream: Stream) -> bool:
-    """Returns True unless something is known to keep this feeder from making the stream's batches."""
+    """Returns True unless this feeder is known to be unable to make the stream's batches."""
     return stream.bundle not in feeder.refused and stream.bundle not in feeder.not_loaded
 
 
 class Ranks:
-    """Feeders that take tickets, by their number of tickets. The least busy feeder is found quickly, however many there
-    are.
+    """Feeders that take tickets, grouped by their number of tickets, so that the least busy one is found quickly.
 
-    Among feeders with equal numbers, the one that has had its number longest comes first. A feeder takes tickets until
-    it has `depth` of them, and again once it is down to half, so that several are sent in one system call.
+    Within a group, the feeder that has been in it longest comes first. A feeder takes tickets until it has `depth` of
+    them, and again once at most half of them are left. Thus, several tickets are sent in one system call.
     """
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Ranks:
         return None
 
     def idle(self, stream: Stream, *, without: Iterable[FeederState]) -> FeederState | None:
-        """Returns a feeder for a hedge: one that has no work for this receiver except slots."""
+        """Returns a feeder for a hedge, or None. Such a feeder makes nothing for this receiver except slots."""
         skip = list(without)
         return next((f for f in self._levels[0].values() if fits(f, stream) and f not in skip), None)
 
@@ -95,13 +95,13 @@ class Ranks:
 
 
 def first_place(rank: int, feeders: int) -> int:
-    """Returns the place in the list of feeders at which a trainer process begins. The places of any number of processes
-    are spread evenly."""
+    """Returns the index in the list of feeders at which a rank begins. The indices of any number of ranks are spread
+    evenly."""
     return int(rank * GOLDEN % 1.0 * feeders)
 
 
 def mismatch(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None:
-    """Returns the difference and a remedy, or None if every stated fact of the trainer agrees."""
+    """Describes the facts that must agree but differ, with a remedy. Returns None if all of them agree."""
     if trainer.get(SLOTS) and not feeder.get(SLOTS):
         return "its release cannot make batches of an IterableDataset: build its image from the trainer's release"
     differing = [name for name in LABELS if name in trainer and trainer[name] != feeder.get(name)]
@@ -115,9 +115,10 @@ def mismatch(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | Non
 
 
 def caution(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None:
-    """Returns a difference in the CPU's vector units, which is reported but does not keep a feeder from working.
+    """Describes a difference in the CPUs' vector units, which does not keep the feeder from working. Returns None if
+    there is none.
 
-    GPU nodes and CPU nodes often differ in this. Most datasets are unaffected; floating-point sums may differ.
+    GPU nodes and CPU nodes often differ in this. Most datasets are unaffected, but floating-point sums may differ.
     """
     if "cpu" not in trainer or trainer["cpu"] == feeder.get("cpu"):
         return None
@@ -129,7 +130,7 @@ def caution(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None
 
 
 class VersionChecks:
-    """The results of comparisons so far."""
+    """The results of comparing feeders' facts with trainers' facts."""
 
     def __init__(self) -> None:
         self._any_refused = False
@@ -146,8 +147,8 @@ class VersionChecks:
         return None
 
     def refusal(self, stream: Stream, feeders: Iterable[FeederState], now: float) -> str | None:
-        """Returns the reason why no feeder can serve this stream; None if one can, if none is connected, or if a
-        suitable one may still connect. In a rolling update, the first feeder to connect may run another image."""
+        """Returns the reason why no feeder can serve this stream. Returns None if a feeder can serve it, or may still
+        connect: in a rolling update, the first feeder to connect may run another image."""
         if not self._any_refused:
             return None
         listed = [feeder for feeder in feeders if not feeder.draining]

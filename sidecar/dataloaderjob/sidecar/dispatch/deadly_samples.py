@@ -1,4 +1,4 @@
-"""The error of a ticket whose samples kill the processes that make them, for lack of memory or otherwise. Pure."""
+"""The error for a ticket whose samples kill the processes that make them. Pure."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from dataloaderjob.sidecar.dispatch.streams import Ticket
 
 
 def deadly_error(ticket: Ticket, out_of_memory: Container[str], notes: Sequence[str]) -> tuple[str, str]:
-    """Returns the name and the text of the error. `out_of_memory`: feeders that ran out of memory, according to the
-    supervisor. `notes`: the supervisor's notes."""
+    """Returns the name and the text of the error. `out_of_memory`: names of the feeders that ran out of memory,
+    according to the supervisor. `notes`: the supervisor's notes."""
     sample = f"{frames.describe_keys(ticket.payload, ticket.position)} of batch {ticket.number}"
     if memory := _want_of_memory(ticket, out_of_memory, notes):
         return "OutOfMemory", f"{ticket.strikes} feeder processes ended while making {sample} ({memory})"

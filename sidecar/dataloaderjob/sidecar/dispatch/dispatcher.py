@@ -1,8 +1,7 @@
 """The receiver's state machine. It takes tickets, sends them to feeders, places bodies and publishes batches. Pure.
 
-Events arrive as method calls, which include the time, and instructions go out. No socket, clock or batch payload is
-handled here. The shell is `sidecar.receiver`. `assignments` contains the steps that events share, and `overseer` acts
-when a feeder is late.
+Each event is a method call that includes the time, and yields instructions. This module uses no sockets or clocks, and
+never sees the bytes of a batch. Its shell is `sidecar.receiver`.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ NOTES_APART_S = 4.0
 """Minimum time between identical notes, because feeders that start together would all send the same one."""
 MAX_NOTED = 64
 MAX_ASKED = 256
-"""Maximum number of different bundles that a feeder gets in one tick; it keeps no more of them."""
+"""Maximum number of manifests that a feeder gets in one tick. This is also the number that it keeps."""
 
 
 class Dispatcher(Assignments):
@@ -77,9 +76,7 @@ class Dispatcher(Assignments):
         waiting: bool = False,
     ) -> None:
         """Handles new tickets, given as (number, payload). `waiting`: the trainer sleeps until `awaited` is ready.
-
-        Raises RemoteProtocolError for a ticket of an unknown stream and for a repeated ticket.
-        """
+        Raises RemoteProtocolError for a ticket of an unknown stream and for a repeated ticket."""
         stream = self.streams.get(stream_id)
         for number, payload in entries:
             if stream is None or number in stream.tickets or number < stream.awaited:
@@ -97,7 +94,7 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def _place_in_slot(self, now: float, ticket: Ticket) -> None:
-        """Assigns a ticket to its slot. Raises RemoteProtocolError if its bundle has no such slot."""
+        """Assigns a ticket to its slot. Raises RemoteProtocolError if the stream's bundle has no such slot."""
         asked = frames.unpack_slot_ticket(ticket.payload)
         if asked is not None:
             ticket.slot = ticket.stream.slots.get(now, asked.slot, ticket.stream.manifest)
@@ -105,7 +102,7 @@ class Dispatcher(Assignments):
             ticket.slot.needed = asked.needed
             if (
                 asked.snapshot is not None
-            ):  # from the state that the epoch resumes from, or from an earlier receiver
+            ):  # the epoch resumes from a state, or an earlier receiver had the snapshot
                 ticket.slot.floor = max(ticket.slot.floor, asked.snapshot[0] if ticket.slot.ranks else 0)
                 ticket.slot.remember(*asked.snapshot)
             if asked.known is not None:
@@ -113,7 +110,7 @@ class Dispatcher(Assignments):
 
     def advance(self, stream: Stream, awaited: int) -> None:
         """Records that the trainer has taken all tickets below `awaited`."""
-        while stream.awaited < awaited and stream.tickets:  # untrusted input: no endless loop
+        while stream.awaited < awaited and stream.tickets:  # untrusted input must not cause an endless loop
             stream.tickets.pop(stream.awaited, None)
             stream.awaited += 1
 
@@ -140,7 +137,7 @@ class Dispatcher(Assignments):
             self.dispatch(now)
 
     def moved(self, now: float, instance: str) -> None:
-        """Records that part of a body arrived."""
+        """Records that part of a body has arrived from a feeder."""
         if (feeder := self.feeders.get(instance)) is not None:
             feeder.moved_at = now
 
@@ -181,8 +178,7 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def feeder_down(self, now: float, instance: str, reason: str) -> None:
-        """Handles a connection that ended or could not be opened. Everything requested there is requested again
-        elsewhere."""
+        """Handles a connection that ended or could not be opened. The feeder's tickets are queued again."""
         feeder = self.feeders.get(instance)
         if feeder is None:
             return
@@ -213,7 +209,7 @@ class Dispatcher(Assignments):
             return
         self._received(now, feeder, header)
         if header.kind == FrameKind.NEED_BUNDLE:
-            if len(feeder.asked_bundles) < MAX_ASKED:  # answered once in a tick, however often it asks
+            if len(feeder.asked_bundles) < MAX_ASKED:  # answered once per tick, however often the feeder asks
                 feeder.asked_bundles.add(header.bundle)
             return
         if header.kind == FrameKind.SNAPSHOT:
@@ -232,7 +228,8 @@ class Dispatcher(Assignments):
         elif (
             header.kind == FrameKind.ALIVE and attempt.replayed < header.room <= attempt.ticket.number_in_slot
         ):
-            # Only a slot's earlier batches can be made again: other claims would put off the deadline for ever.
+            # Only earlier batches of the slot can be rebuilt. Accepting other claims would postpone the deadline
+            # forever.
             attempt.replayed, attempt.progressed_at = header.room, now
         elif header.kind == FrameKind.ANNOUNCE:
             self._announced(now, attempt, header.room)
@@ -249,7 +246,8 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def _note(self, now: float, feeder: FeederState, text: str) -> None:
-        """Forwards a feeder's note. If several feeders report that they are still at the same work, forwards one."""
+        """Forwards a feeder's note. If several feeders report the same ongoing work, forwards only one of their
+        notes."""
         text = clean(text)
         what, since, _ = text.rpartition(SINCE)
         if since:
@@ -261,8 +259,8 @@ class Dispatcher(Assignments):
         self._out.append(Note(f"{feeder.endpoint.name}: {text}"))
 
     def _ended(self, now: float, attempt: Attempt, payload: bytes) -> None:
-        """The ticket yields no batch, but nothing failed: its slot has no such batch, or the ticket only asked. Raises
-        RemoteProtocolError for a ticket without a slot, which must not end the trainer's loop."""
+        """Handles a ticket that yields no batch although nothing failed: its slot has no such batch, or the ticket only
+        asks whether the batch exists. Raises RemoteProtocolError if the answer cannot belong to this ticket."""
         ticket = attempt.ticket
         if ticket.slot is None:
             raise RemoteProtocolError(
@@ -281,17 +279,14 @@ class Dispatcher(Assignments):
             )
 
     def _finished(self, now: float, attempt: Attempt) -> None:
-        """The feeder is done with the ticket, and has no batch for it."""
+        """Records that the feeder has finished with a ticket that yields no batch."""
         self._answered(now, attempt)
         self._begins(attempt.feeder, attempt.ticket, True)
         self.drop_attempt(attempt, cancel=False, requeue=False)
 
     def begin_body(self, now: float, instance: str, header: Header) -> Extent | None:
         """Handles the header of a body. Returns the extent for the body, or None if the body must be read and
-        discarded.
-
-        Raises RemoteProtocolError if the body is larger than its grant.
-        """
+        discarded. Raises RemoteProtocolError if the body is larger than its grant."""
         feeder = self.feeders.get(instance)
         if feeder is None:
             return None
@@ -305,7 +300,7 @@ class Dispatcher(Assignments):
                 raise RemoteProtocolError(
                     f"a body of {header.nbytes} bytes arrived, but {attempt.extent.nbytes} were granted"
                 )
-            # An earlier copy, cancelled too late, of a ticket that was sent here again with less room.
+            # This is an earlier copy, which was cancelled too late. The ticket was sent here again, with less room.
             self.counters.late_copies += 1
             if self.placer.fits(header.nbytes):
                 self.saw_size(attempt.ticket.stream, header.nbytes)
@@ -315,11 +310,12 @@ class Dispatcher(Assignments):
         if attempt.state is AttemptState.ASKED:
             attempt.granted_at = now
         attempt.state, attempt.nbytes = AttemptState.RECEIVING, header.nbytes
-        attempt.position = None  # it is made
+        attempt.position = None  # the batch is made
         return attempt.extent
 
     def end_body(self, now: float, instance: str, header: Header, digest: int = 0) -> None:
-        """Handles a body that is complete in its extent, sealed with `digest`. The first copy of a ticket wins."""
+        """Handles a body that has arrived completely. `digest`: the body's digest. The first copy of a ticket's batch
+        wins."""
         feeder = self.feeders.get(instance)
         attempt = None if feeder is None else feeder.attempts.get((header.stream, header.ticket))
         if feeder is None or attempt is None or attempt.extent is None:
@@ -348,7 +344,7 @@ class Dispatcher(Assignments):
         self.dispatch(now)
 
     def _snapshot(self, feeder: FeederState, stream_id: int, payload: bytes) -> None:
-        """Keeps a snapshot that a slot's home sent, for the next home, and passes it to the trainer, for the loader's
+        """Keeps a snapshot from a slot's home for the next home. Also passes it to the trainer, for the loader's
         state."""
         number, made, state = frames.unpack_snapshot(payload)
         stream = self.streams.get(stream_id)
@@ -359,8 +355,8 @@ class Dispatcher(Assignments):
     # Details
 
     def _lose(self, attempt: Attempt) -> None:
-        """Handles the loss of the process that was making a ticket. Another process makes the ticket, and reports each
-        sample before making it."""
+        """Handles the loss of the process that was making a ticket's batch. The next process reports each sample before
+        making it."""
         ticket = attempt.ticket
         self._begins(attempt.feeder, ticket, False)
         if attempt.position is not None:
@@ -370,7 +366,7 @@ class Dispatcher(Assignments):
         self.counters.retries += 1
 
     def _begins(self, feeder: FeederState, ticket: Ticket, begun: bool) -> None:
-        """Records that the home of a ticket's slot has sent part of the slot, or has lost its progress."""
+        """Records that a slot's home has sent part of the slot (`begun`), or that it has lost its progress."""
         if ticket.slot is not None and ticket.slot.home == feeder.endpoint.instance:
             ticket.slot.begun = begun
 
@@ -384,8 +380,8 @@ class Dispatcher(Assignments):
             self.fail_service(ticket, *deadly_error(ticket, self.out_of_memory, self.supervisor_notes))
 
     def confirm_strikes(self, feeder: FeederState) -> None:
-        """Handles the death of a feeder's process: its broken connection now counts against the tickets that it was
-        making."""
+        """Handles the death of a feeder's process. Each ticket that the feeder was making when its connection broke
+        gets a strike."""
         struck, feeder.struck = feeder.struck, []
         for ticket in struck:
             ticket.unconfirmed -= 1
@@ -395,7 +391,7 @@ class Dispatcher(Assignments):
                 self._strike(ticket, feeder.endpoint.name, feeder.why_down, None)
 
     def _lost(self, now: float, attempt: Attempt, position: int, how: str, *, of_memory: bool) -> None:
-        """Handles the death of the feeder's process that was making a ticket. The feeder itself continues."""
+        """Handles the death of the builder that was making a ticket's batch. The feeder itself continues."""
         self._answered(now, attempt)
         if position >= 0:
             attempt.position = position
@@ -404,7 +400,7 @@ class Dispatcher(Assignments):
             self._strike(attempt.ticket, attempt.feeder.endpoint.name, how, of_memory)
 
     def _not_loaded(self, now: float, attempt: Attempt, payload: bytes) -> None:
-        """Handles user code that a feeder could not load. A few other feeders are asked before the ticket fails."""
+        """Handles a feeder's failure to load user code. A few other feeders try before the ticket fails."""
         feeder, ticket = attempt.feeder, attempt.ticket
         feeder.answered_at = now
         bundle = ticket.bundle
@@ -423,7 +419,7 @@ class Dispatcher(Assignments):
     def _received(self, now: float, feeder: FeederState, header: Header) -> None:
         feeder.received_at, feeder.load = now, header.load
         feeder.replace_asked_at = None
-        # While user code takes long, the feeder reports that it is alive: it is not lost, but gets no more work.
+        # While user code takes long, the feeder reports that it is alive. It is then not lost, but gets no more work.
         answers = header.kind != FrameKind.ALIVE and not (
             header.kind == FrameKind.CANCELLED and feeder.attempts
         )
@@ -431,8 +427,8 @@ class Dispatcher(Assignments):
             self.trust(feeder)
 
     def _answered(self, now: float, attempt: Attempt) -> None:
-        """Records that a feeder has finished making a batch. The batch's time counts from when the feeder could begin
-        it. A later wait for space does not count against the feeder."""
+        """Records that a feeder has finished making a batch, and the time that this took. The time begins when the
+        feeder could start the batch, and excludes any wait for space."""
         if not attempt.answered:
             attempt.answered = True
             attempt.ticket.stream.pace.add(now - max(attempt.asked_at, attempt.feeder.answered_at))

@@ -1,9 +1,10 @@
-"""Slots: the sequences of an IterableDataset, each made in order by one feeder, its *home*. Pure.
+"""Slots: the sequences of an IterableDataset. One feeder, the slot's *home*, makes its batches in order. Pure.
 
 Any feeder can make any batch of a map-style stream. In contrast, a slot's batch depends on the batches before it. When
-a slot moves, its new home has to rebuild those without sending them. Therefore, a slot stays while its home serves, and
-a late batch is not requested elsewhere. Batches from the previous home remain valid. A slot moves to a feeder that
-makes at least two fewer slots, if only a few batches have to be rebuilt.
+a slot moves, its new home has to rebuild earlier batches without sending them. Therefore, a slot normally stays while
+its home serves, and a late batch is not requested elsewhere. There is one exception: a slot moves to a feeder that
+makes at least two fewer slots than its home, if few batches have to be rebuilt. Batches from the previous home remain
+valid.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ from dataloaderjob.core.snapshots import STEPS_APART, SnapshotShelf
 MAX_SLOTS = 1024
 """Maximum number of slots of one stream, because a slot's number is untrusted input."""
 RETURN_S = 2.0
-"""Time that a home has to reconnect after its connection broke, because rebuilding a slot may take longer."""
+"""Time for which a slot waits for its home to reconnect, because rebuilding the slot elsewhere may take longer."""
 BALANCE_EVERY_S = 1.0
 MOST_AGAIN = 64
 """Maximum number of batches to rebuild when a slot moves to a feeder that makes fewer slots."""
 GATHER_S = 3.0
 """Maximum wait before the first homes are chosen. They are chosen earlier if each slot can have its own feeder, or if
-all listed feeders serve."""
+all listed feeders are connected."""
 
 
 @dataclass(slots=True, eq=False)
@@ -40,7 +41,7 @@ class Slot:
     home: str | None = None
     """The instance of the feeder that makes the slot."""
     next_home: str | None = None
-    """The instance of the feeder to which the slot moves once its home owes no more of its batches."""
+    """The instance of the feeder to which the slot moves once its home has answered all of the slot's tickets."""
     queue: list[int] = field(default_factory=list)
     """A heap of the numbers of the slot's queued tickets."""
     needed: int = 0
@@ -71,7 +72,7 @@ class Slot:
             del self.digests[old]
 
     def snapshot(self, number: int) -> tuple[int, bytes] | None:
-        """Returns the snapshot from which a new home resumes if its first batch is `number`; None to begin at the
+        """Returns the snapshot from which a new home resumes to make batch `number`; None if it must begin at the
         start."""
         return self.snapshots.at(self.passed if self.ranks else number)
 
@@ -111,7 +112,7 @@ class Slots:
 
 
 class Feeder(Protocol):
-    """The attributes of a feeder that are used here."""
+    """The attributes of a feeder that this module uses."""
 
     up: bool
     down_since: float
@@ -133,10 +134,11 @@ def choose_home(
 ) -> str | None:
     """Returns the instance of the feeder that makes a slot from now on; None while it is better to wait.
 
-    `able`: the feeders that can take the slot. `homes`: returns the homes of all slots of the pool, in time
-    proportional to their number. The feeder with the fewest slots takes the slot. Slots stay where they are, so the
-    first ones wait until feeders have had time to connect. If batches are dealt to ranks, the receivers of all ranks
-    must choose the same feeder, based on facts that they all know.
+    `able`: the feeders that can take the slot, by instance. `homes`: returns the homes of all slots of the pool.
+
+    The feeder with the fewest slots takes the slot. Slots rarely move later, so the first slots wait until feeders have
+    had time to connect. If batches are dealt to ranks, the receivers of all ranks must choose the same feeder.
+    Therefore, they use only facts that all of them know.
     """
     if not able:
         return None
@@ -154,10 +156,10 @@ def choose_home(
 def better_home(
     slot: Slot, number: int, able: Mapping[str, Feeder], homes: Callable[[], Iterable[str]]
 ) -> str | None:
-    """Returns the instance of a feeder that makes at least two fewer slots than this home, and would soon reach
-    `number`.
+    """Returns the instance of a feeder that makes at least two fewer slots than this slot's home and could soon reach
+    batch `number`, or None.
 
-    Slots that are dealt to ranks stay, because the receivers of all ranks would have to move them together.
+    A slot whose batches are dealt to ranks stays, because the receivers of all ranks would have to move it together.
     """
     if slot.home is None or slot.ranks or not able:
         return None

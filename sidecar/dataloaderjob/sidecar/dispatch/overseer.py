@@ -1,7 +1,8 @@
-"""The response to lateness at every tick: suspecting silent feeders, hedging, giving up, and naming who is late. Pure.
+"""The response to lateness, at every tick. It suspects silent feeders, hedges slow tickets and fails hopeless ones.
+Pure.
 
-User code may take any amount of time, so lateness is judged against the recent times of the same stream's batches.
-Liveness pings would not help, because they stop whenever user code holds the GIL.
+User code may take any amount of time, so lateness is judged against the recent times of the same stream's batches. A
+report that the feeder is alive proves little, because the feeder stays alive while its user code hangs.
 """
 
 from __future__ import annotations
@@ -23,8 +24,8 @@ from dataloaderjob.sidecar.dispatch.streams import (
 TICK_S = 0.1
 NOTE_EVERY_S = 30.0
 OVERDUE_FLOOR_S = 1.5
-"""Seconds before which no feeder is suspected. With the tick and the rebuilding of one batch, a wait stays below 3
-s."""
+"""Minimum time without an answer, in seconds, after which a feeder is suspected. Including the tick and the rebuilding
+of one batch, a trainer then waits less than 3 s."""
 OVERDUE_FACTOR = 4.0
 HEDGE_FLOOR_S = 0.25
 HEDGE_FACTOR = 3.0
@@ -39,9 +40,10 @@ rate, because many feeders share one network, and a slow feeder is not dead."""
 STRIKE_AFTER_S = 10.0
 """Time without reconnecting after which a feeder is assumed to have exited, even if nobody reports it."""
 LAST_WORDS_S = 4.0
-"""Time that the supervisor has, after a feeder's process has exited, to learn that memory ran out."""
+"""Time to wait, after a feeder's process has exited, for the supervisor's report that memory ran out."""
 UNCONNECTED_NOTE_S = 5.0
-"""Time after the first ticket, or the loss of the last connection, until a note explains why no feeder is connected."""
+"""Time without a connection after which a note explains why no feeder is connected. It counts from the first ticket, or
+from the loss of the last connection."""
 REPLACE_AFTER_S = 20.0
 REPLACE_FACTOR = 10.0
 MAX_REASKS = 2
@@ -107,14 +109,15 @@ def _waiting(now: float, attempt: Attempt) -> float:
 
 
 def _lateness(now: float, feeder: FeederState) -> float:
-    """Returns a feeder's silence about the batch that it should be making, as a share of the limit; above 1, the
-    feeder is suspect.
+    """Returns the time that a feeder has taken so far for its current batch, divided by the limit. Above 1, the feeder
+    becomes suspect.
 
-    The share is 0 while nothing is known, because loading the dataset for the first batch may take minutes.
+    Returns 0 until the stream's first batch is made, because loading the dataset may take minutes.
     """
     head = _head(feeder)
     if head is not None and head.ticket.slot is not None:
-        # Another feeder would have to rebuild all earlier batches. A live feeder reports in while user code takes long.
+        # Another feeder would have to rebuild all earlier batches. A live feeder reports that it is alive while user
+        # code takes long.
         return _silence(now, feeder) / SLOT_SILENT_S
     if head is None or (typical := head.ticket.stream.pace.typical) is None:
         return 0.0
@@ -122,9 +125,10 @@ def _lateness(now: float, feeder: FeederState) -> float:
 
 
 def _silence(now: float, feeder: FeederState) -> float:
-    """Returns the time for which a feeder that makes a slot's batch has been silent; 0 for others.
+    """Returns the seconds for which a feeder that makes a slot's batch has been silent.
 
-    A feeder that waits for space in this pool, or is sending, has nothing to report.
+    Returns 0 for other feeders, and while the feeder waits for space or is sending, because it then has nothing to
+    report.
     """
     attempts = feeder.attempts.values()
     asked = [a.asked_at for a in attempts if a.ticket.slot is not None]
@@ -134,7 +138,7 @@ def _silence(now: float, feeder: FeederState) -> float:
 
 
 def _healthy(now: float, feeder: FeederState) -> bool:
-    """Returns True if this feeder is on time, which shows that the others' lateness is their own."""
+    """Returns True if this feeder is on time. If other feeders are late, the cause is then their own."""
     trusted = feeder.up and not feeder.draining and feeder.suspect_since is None
     return trusted and _lateness(now, feeder) < 0.5
 
@@ -157,7 +161,7 @@ def _maybe_suspect(machine: Dispatcher, now: float, feeder: FeederState, up: lis
 
 
 def _take_back(machine: Dispatcher, feeder: FeederState, head: Attempt | None) -> None:
-    """Gives a suspect feeder's tickets to others, but tickets of slots only if the feeder is silent."""
+    """Takes back a suspect feeder's tickets, for other feeders. Takes tickets of slots only if the feeder is silent."""
     for attempt in list(feeder.attempts.values()):
         ticket = attempt.ticket
         if attempt.state is not AttemptState.ASKED or (ticket.slot is not None and not feeder.is_silent):
@@ -190,7 +194,7 @@ def _check_awaited(machine: Dispatcher, now: float, ticket: Ticket) -> None:
         machine.fail_service(ticket, "ServiceUnavailable", text)
         return
     if waited > deadline_s and not awaits:
-        # Feeders that are still making it must stop, and kill a process that does not.
+        # Feeders that are still making the batch stop, and kill a process that does not stop.
         message = (
             f"batch {ticket.number} was not ready after {waited:.0f} s (the deadline is "
             f"{deadline_s:.0f} s, spec.loader.batchTimeoutSeconds): {_who(machine, ticket)}"
@@ -210,9 +214,9 @@ def _check_awaited(machine: Dispatcher, now: float, ticket: Ticket) -> None:
 
 
 def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
-    """Returns the time at which the wait for a ticket began. It is the latest of three times: the start of the
-    trainer's sleep, the slot's last progress, and the request. If there is no request, the later of queueing and the
-    loss of the last feeder takes its place."""
+    """Returns the time from which the wait for a ticket counts. This is the latest of three times: when the trainer
+    began to sleep, when the slot last progressed, and when the ticket was sent to a feeder. If no feeder has the
+    ticket, the last time is when the ticket was queued or when the last feeder was lost, whichever is later."""
     if not ticket.attempts:
         since = max(ticket.queued_at, machine.feeders_lost_at or 0.0)
         if machine.settings.awaits_feeders:
@@ -226,7 +230,7 @@ def _waiting_since(machine: Dispatcher, ticket: Ticket) -> float:
 
 
 def _awaits_first_feeder(machine: Dispatcher) -> bool:
-    """Returns True if no feeder has connected yet and the deadlines of this job's batches start with the first one."""
+    """Returns True if no feeder has connected yet, and this job's deadlines start when the first one connects."""
     return machine.settings.awaits_feeders and machine.served_at is None
 
 
@@ -252,11 +256,11 @@ def _maybe_hedge(machine: Dispatcher, now: float, ticket: Ticket) -> None:
 
 
 def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
-    """Makes way for an awaited ticket that reached its feeder after later tickets, whose batches wait for space.
+    """Drops a later batch that waits for space, if it keeps a feeder from making the awaited batch.
 
-    A feeder builds nothing more for a receiver while it holds two batches without a place. An awaited ticket that was
-    requested again would wait until those two get space, and they would wait for the trainer, which waits for that
-    ticket.
+    A feeder builds nothing more for a receiver while it holds two batches without a place. An awaited ticket that is
+    sent to such a feeder would cause a deadlock: the two batches wait for the trainer to free space, and the trainer
+    waits for the ticket.
     """
     if any(a.state is not AttemptState.ASKED for a in ticket.attempts):
         return
@@ -271,14 +275,16 @@ def _unblock(machine: Dispatcher, ticket: Ticket) -> None:
 
 
 def who_is_late(machine: Dispatcher, stream: int, number: int) -> str:
-    """Names the feeder, phase and index of a ticket; empty if no such ticket exists."""
+    """Names the feeders that have a ticket, their phases and their current samples. Returns "" if no such ticket
+    exists."""
     found = machine.streams.get(stream)
     ticket = None if found is None else found.tickets.get(number)
     return "" if ticket is None else _who(machine, ticket)
 
 
 def _who(machine: Dispatcher, ticket: Ticket) -> str:
-    """Names the feeder, phase and index of a late ticket."""
+    """Names the feeders that have a ticket, their phases and their current samples, or explains why no feeder has
+    it."""
     if ticket.attempts:
         return "; ".join(
             f"{a.feeder.endpoint.name} is {'making' if a.state is AttemptState.ASKED else a.state.value}"

@@ -1,10 +1,11 @@
-"""Places for batches: creating regions, making room for the awaited ticket, leases. Pure.
+"""Places for batches in shared memory: regions, extents and leases. Pure.
 
-The awaited ticket of every stream always gets a place: a free extent, else the place of a ready batch that its trainer
-cannot have reached, else a memfd of its own.
+The awaited ticket of each stream always gets a place: a free extent, the place of a ready batch that the trainer cannot
+have reached, or a new memfd.
 
-A region is one memfd. A *pool* region is cut into extents of any size. A *single* region holds one batch that had no
-other place, and is dropped with it. The receiver creates and maps regions; this module only counts.
+A region is one memfd. A *pool* region is divided into extents of any size. A *single* region holds one batch for which
+the pool had no place, and is dropped together with that batch. The receiver creates and maps regions; this module only
+keeps account of them.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ from dataloaderjob.sidecar.dispatch.streams import (
 )
 
 RESERVE = 4
-"""Number of batches, in addition to the window, for which the pool has room: those that the trainer is working on or
-keeps for a step or two."""
+"""Number of batches, in addition to the window, for which the pool has room. The trainer is working on these batches,
+or keeps them for a step or two."""
 LEAST_WINDOW = 16
 """Minimum window for which the pool has room. With one or two workers, a trainer that keeps the batches of a few steps
 would otherwise get copies."""
 
 
 def turn(attempt: Attempt) -> int:
-    """Returns the number of batches before this one in its trainer's order."""
+    """Returns the number of batches that the trainer takes before this one."""
     return attempt.ticket.number - attempt.ticket.stream.awaited
 
 
 def round_up(nbytes: int) -> int:
-    """Rounds up to whole pages, so that no page holds two batches."""
+    """Rounds a number of bytes up to whole pages, so that no page holds two batches."""
     return max(PAGE, -(-nbytes // PAGE) * PAGE)
 
 
@@ -59,7 +60,7 @@ class Arena:
         return sum(self.used.values())
 
     def alloc(self, nbytes: int) -> int | None:
-        """Returns the offset of `round_up(nbytes)` bytes, or None."""
+        """Claims `round_up(nbytes)` bytes. Returns their offset, or None if no free extent is large enough."""
         need = round_up(nbytes)
         best: tuple[int, int] | None = None
         for span in self._free:
@@ -79,7 +80,8 @@ class Arena:
         return offset
 
     def take(self, offset: int, nbytes: int) -> bool:
-        """Claims an extent at a known place (adoption). Returns False if it is not free or is out of bounds."""
+        """Claims the extent at `offset`, for an adoption. Returns False if the extent is not free or is out of
+        bounds."""
         need = round_up(nbytes)
         for at, (start, size) in enumerate(self._free):
             if offset % PAGE == 0 and start <= offset and offset + need <= start + size:
@@ -93,7 +95,7 @@ class Arena:
         return False
 
     def trim(self, offset: int, nbytes: int) -> int:
-        """Frees the part of a used extent beyond `nbytes`. Returns the size kept."""
+        """Frees the part of a used extent beyond `nbytes`. Returns the number of bytes that are kept."""
         keep = round_up(nbytes)
         size = self.used[offset]
         if keep < size:
@@ -118,7 +120,7 @@ class Arena:
 
 @dataclass
 class Space:
-    """All regions of one pool, under one limit in bytes."""
+    """All regions of one pool, with one limit for their total size."""
 
     limit_nbytes: int
     arenas: dict[int, Arena] = field(default_factory=dict)
@@ -150,7 +152,7 @@ class Space:
             self.singles.add(region)
 
     def alloc(self, nbytes: int) -> Extent | None:
-        """Returns an extent in any pool region, or None."""
+        """Returns an extent in any pool region, or None if no free extent is large enough."""
         for region, arena in self.arenas.items():
             if region not in self.singles and (offset := arena.alloc(nbytes)) is not None:
                 return Extent(region, offset, arena.used[offset])
@@ -162,7 +164,8 @@ class Space:
         return Extent(extent.region, extent.offset, self.arenas[extent.region].trim(extent.offset, nbytes))
 
     def free(self, extent: Extent) -> int | None:
-        """Frees an extent. Returns the region if it is a single region, which must then be returned to the system."""
+        """Frees an extent. If its region is a single region, returns the number of that region, which the caller must
+        drop."""
         arena = self.arenas[extent.region]
         arena.free(extent.offset)
         if extent.region in self.singles:
@@ -178,7 +181,7 @@ def mb(nbytes: int) -> str:
 
 
 class Placer:
-    """Space and leases of one pool."""
+    """The space and the leases of one pool."""
 
     def __init__(self, limit_nbytes: int, pool_nbytes: int | None, out: list[Instruction]) -> None:
         self.space = Space(limit_nbytes)
@@ -194,7 +197,7 @@ class Placer:
     # Regions
 
     def fit(self, streams: Iterable[Stream], nbytes: int) -> None:
-        """Grows the pool to the size that the live streams need, within the limit: (window + reserve) batches each."""
+        """Grows the pool, within the limit, to the size that the live streams need: (window + reserve) batches each."""
         self.largest = max(self.largest, nbytes)
         space = self.space
         if self.pool_nbytes is not None:
@@ -219,10 +222,10 @@ class Placer:
 
     @property
     def lease_limit(self) -> int:
-        """Bytes that the trainer may hold: the rest must have room for two of the largest batches.
+        """Number of bytes that the trainer may hold. The rest of the pool has room for two of the largest batches.
 
-        If the memory has room for three, the trainer may still hold two, because a loop keeps one batch while it takes
-        the next. The batch in transit then gets a memfd of its own.
+        If the limit has room for three such batches, the trainer may always hold two, because a loop keeps one batch
+        while it takes the next. The batch in transit then gets a memfd of its own.
         """
         pool, one = self.space.pool_nbytes, round_up(self.largest)
         return max(pool - 2 * one, pool // 2, min(2 * one, self.space.limit_nbytes - one))
@@ -239,11 +242,11 @@ class Placer:
         placed: Callable[[], list[Attempt]],
         drop: Callable[[Attempt], None],
     ) -> Extent:
-        """Returns the place of a ready batch that no trainer can have reached, or of a batch in transit, or a new
-        memfd.
+        """Returns a place for an awaited batch. Drops ready batches that no trainer can have reached, then batches in
+        transit. Creates a memfd if this does not free enough space.
 
-        Call this if no free extent is large enough. `placed`: returns the attempts that have a place. `drop`: takes the
-        place from one of them.
+        Call this if no free extent is large enough. `placed`: returns the attempts that have a place. `drop`: takes an
+        attempt's place away.
         """
         for ready in self._droppable(streams):
             self._drop(ready)
@@ -265,7 +268,7 @@ class Placer:
         return Extent(region, 0, round_up(nbytes))
 
     def _droppable(self, streams: Iterable[Stream]) -> list[Ticket]:
-        """Returns ready tickets that follow an unpublished one, those farthest from their turn first."""
+        """Returns ready tickets that come after a ticket without a result, those farthest from their turn first."""
         found = []
         for stream in streams:
             wall = stream.first_unpublished()
@@ -295,7 +298,7 @@ class Placer:
         return lease
 
     def end_lease(self, lease: int) -> bool:
-        """Ends a lease and frees its extent. Returns False if no such lease exists: the peer made it up."""
+        """Ends a lease and frees its extent. Returns False if no such lease exists; the number is untrusted input."""
         entry = self.lent.pop(lease, None)
         if entry is None:
             return False
@@ -304,7 +307,8 @@ class Placer:
         return True
 
     def adopt(self, lease: int, extent: Extent) -> bool:
-        """Adds a lease that outlived this sidecar's predecessor. Returns False if its extent is impossible."""
+        """Adds a lease that outlived this sidecar's predecessor. Returns False if the lease or its extent is
+        impossible."""
         arena = self.space.arenas.get(extent.region)
         if arena is None or lease in self.lent or not 0 <= lease < LEASES:
             return False
@@ -314,6 +318,6 @@ class Placer:
         return True
 
     def adopted(self) -> None:
-        """Ends the adoption: unused lease numbers below the highest adopted one become free."""
+        """Ends the adoption. Unused lease numbers below the highest adopted one become free."""
         self.highest_lease = max(self.lent, default=-1)
         self._free_leases = [n for n in range(self.highest_lease + 1) if n not in self.lent]

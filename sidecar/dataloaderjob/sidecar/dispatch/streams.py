@@ -1,8 +1,8 @@
-"""Values of the dispatcher: streams, tickets and their transitions, attempts, feeders, instructions.
+"""The dispatcher's data: streams, tickets and their transitions, attempts, feeders and instructions.
 
-A *ticket* is one batch of one stream. An *attempt* is one feeder's copy of it while it is being made; a hedged ticket
-has two attempts. A feeder's state exists as long as the connection to the feeder is wanted. *Instructions* are the
-dispatcher's orders to its shell, `sidecar.receiver`.
+A *ticket* is a request for one batch of one stream. An *attempt* is one feeder's work on a ticket; a hedged ticket has
+two attempts. A feeder's state exists as long as the connection to the feeder is wanted. The shell, `sidecar.receiver`,
+carries out the *instructions*.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ SIZES_REMEMBERED = 32
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """`nbytes` usable bytes (whole pages) at `offset` of a region."""
+    """A part of a region: `nbytes` usable bytes at offset `offset`, in whole pages."""
 
     region: int
     offset: int
@@ -28,7 +28,8 @@ class Extent:
 
 
 class Endpoint(NamedTuple):
-    """One running feeder process. `instance` is new at each start, so a reused port causes no mix-up."""
+    """The address of a running feeder process. `instance` is different for each process, so a reused port causes no
+    confusion."""
 
     name: str
     instance: str
@@ -40,7 +41,8 @@ class Endpoint(NamedTuple):
 
 @dataclass(slots=True)
 class Pace:
-    """The times, in seconds, from when a feeder can begin one of a stream's batches until the feeder answers."""
+    """The times, in seconds, that feeders take for a stream's batches. A time begins when the feeder can start the
+    batch."""
 
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=64))
     _typical: float | None = None
@@ -58,8 +60,8 @@ class Pace:
 
     @property
     def typical(self) -> float | None:
-        """The 90th percentile of the last 64 batches, or the upper median of the last four if that is greater; None
-        before the first."""
+        """The 90th percentile of the last 64 times, or the upper median of the last four if that is greater. None
+        before the first batch."""
         if self._typical is None and self.recent:
             ordered = sorted(self.recent)
             latest = sorted(list(self.recent)[-4:])
@@ -97,7 +99,7 @@ TRANSITIONS: dict[tuple[TicketState, TicketEvent], TicketState] = {
 
 
 class AttemptState(Enum):
-    """The state of one feeder's copy."""
+    """The state of an attempt."""
 
     ASKED = "building"
     ANNOUNCED = "waiting for space"
@@ -106,12 +108,13 @@ class AttemptState(Enum):
 
 
 class IllegalTransition(AssertionError):
-    """A step that the table does not contain: a bug in this package. The message contains the ticket's history."""
+    """The error for a transition that TRANSITIONS does not contain, which is a bug in this package. Its message
+    contains the ticket's history."""
 
 
 @dataclass(slots=True, eq=False)
 class Ticket:
-    """One batch of one stream."""
+    """A request for one batch of one stream."""
 
     stream: Stream
     number: int
@@ -125,7 +128,7 @@ class Ticket:
     ends: list[tuple[str, str, bool | None]] = field(default_factory=list)
     """A row for each strike: the feeder, how its process exited, and True if memory ran out (None while unknown)."""
     unconfirmed: int = 0
-    """Possible strikes from feeders whose connections broke, while it is not known whether their processes have
+    """Number of feeders that were making the ticket's batch when their connections broke. Their processes may have
     exited."""
     probe: bool = False
     position: int | None = None
@@ -159,7 +162,7 @@ class Ticket:
 
 @dataclass(slots=True, eq=False)
 class Attempt:
-    """One feeder's copy of a ticket's batch while it is being made."""
+    """One feeder's work on a ticket's batch."""
 
     ticket: Ticket
     feeder: FeederState
@@ -171,9 +174,10 @@ class Attempt:
     answered: bool = False
     """True once the batch is made; it may still wait for space."""
     position: int | None = None
-    """Sample being made, if the feeder reports it (PROBE)."""
+    """Position of the sample that is being made, if the feeder reports it (PROBE)."""
     replayed: int = 0
-    """Number of earlier batches of its slot that were rebuilt first, according to the feeder's last report."""
+    """Number of the slot's earlier batches that the feeder has rebuilt for this attempt, according to its last
+    report."""
     progressed_at: float = 0.0
     """The time of the last report of rebuilt batches."""
 
@@ -188,12 +192,11 @@ class FeederState:
     filling: bool = True
     """True while the feeder takes tickets: until it has `choose.depth` of them, and again once it is down to half."""
     level: int | None = None
-    """Its place in `choose.Ranks`; None if it takes no tickets."""
+    """The feeder's place in `choose.Ranks`; None if the feeder takes no tickets."""
     draining: bool = False
     attempts: dict[tuple[int, int], Attempt] = field(default_factory=dict)
     chosen: int = 0
-    """Number of attempts for which it was chosen. Tickets of slots are not counted, because each slot has one home,
-    with its own builder."""
+    """Number of the feeder's attempts. Tickets of slots are not counted, because each slot has its own builder."""
     load: int = 0
     facts: dict[str, Any] = field(default_factory=dict)
     received_at: float = 0.0
@@ -202,20 +205,19 @@ class FeederState:
     """The time at which part of a body last arrived."""
     suspect_since: float | None = None
     is_silent: bool = False
-    """True if it is suspect because it went silent while making a slot. Other feeders then make its slots."""
+    """True if the feeder is suspect because it went silent while making a slot. Other feeders then make its slots."""
     replace_asked_at: float | None = None
     """The time of the last request to the supervisor to replace this feeder; None while there is no reason to."""
     refused: dict[bytes, str] = field(default_factory=dict)
     """Bundles that this feeder cannot serve, each with the reason."""
     not_loaded: dict[bytes, float] = field(default_factory=dict)
-    """Bundles that this feeder could not load, each with the time until which none of the bundle's tickets are sent to
-    it."""
+    """bundle that this feeder could not load -> time until which the feeder gets none of the bundle's tickets."""
     load_failures: dict[bytes, int] = field(default_factory=dict)
     """bundle -> number of this feeder's consecutive failures to load it."""
     bundles: set[bytes] = field(default_factory=set)
-    """Bundles whose tickets were sent there."""
+    """Bundles whose tickets were sent to the feeder."""
     asked_bundles: set[bytes] = field(default_factory=set)
-    """Bundles that it asked for since the last tick."""
+    """Bundles that the feeder has requested since the last tick."""
     why_down: str = ""
     """The reason why the connection last ended or could not be opened."""
     struck: list[Ticket] = field(default_factory=list)
@@ -234,7 +236,7 @@ class Stream:
     facts: dict[str, Any]
     window: int
     awaited: int = 0
-    """First ticket that the trainer has not taken, according to its last report."""
+    """Number of the first ticket that the trainer has not taken, according to its last report."""
     waiting_since: float | None = None
     """The time at which the trainer went to sleep until `awaited` is ready; None while it works or is paused."""
     refused_since: float | None = None
@@ -244,7 +246,7 @@ class Stream:
     _queue: list[int] = field(default_factory=list)
     _sizes: deque[int] = field(default_factory=lambda: deque(maxlen=SIZES_REMEMBERED))
     size_hint: int = 0
-    """Size of the largest of the last batches, in bytes; 0 before the first."""
+    """Size, in bytes, of the largest recent batch; 0 before the first batch."""
     slots: Slots = field(default_factory=Slots)
     """Slots that tickets have named; a map-style dataset has none."""
 
@@ -252,7 +254,7 @@ class Stream:
         heappush(self._queue if ticket.slot is None else ticket.slot.queue, ticket.number)
 
     def heads(self) -> list[Ticket]:
-        """Returns the lowest queued ticket or, with slots, the lowest of each slot."""
+        """Returns the lowest queued ticket. If the stream has slots, returns the lowest queued ticket of each slot."""
         if not self.slots.of:
             ticket = self._peek(self._queue)
             return [] if ticket is None else [ticket]
@@ -290,7 +292,7 @@ class Stream:
         return number
 
     def wanted(self) -> Ticket | None:
-        """Returns the ticket for which the trainer sleeps, if any."""
+        """Returns the ticket that the sleeping trainer waits for, or None if the trainer is not asleep."""
         return None if self.waiting_since is None else self.tickets.get(self.awaited)
 
 
@@ -306,7 +308,7 @@ class Close(NamedTuple):
     instance: str
     reason: str
     again: bool
-    """True to reconnect afterwards: the feeder is still listed."""
+    """True to reconnect afterwards, because the feeder is still listed."""
 
 
 class Send(NamedTuple):
@@ -318,7 +320,8 @@ class Send(NamedTuple):
 
 
 class Discard(NamedTuple):
-    """The body being received on this connection has lost its place: read and discard the rest."""
+    """Read and discard the rest of the body that is being received on this connection, because it has lost its
+    place."""
 
     instance: str
 
@@ -334,20 +337,20 @@ class Publish(NamedTuple):
 
 
 class Unpublish(NamedTuple):
-    """Hide a batch again; its extent is free."""
+    """Hide a batch from the trainer again, because its extent is needed."""
 
     stream: int
     ticket: int
 
 
 class Released(NamedTuple):
-    """The last stream that used this bundle was closed."""
+    """Report to the parent that the last stream with this bundle was closed."""
 
     bundle: bytes
 
 
 class Fail(NamedTuple):
-    """Report a ticket's failure to the trainer, then publish its word as FAILED."""
+    """Report a ticket's failure to the trainer, then publish the ticket's word as FAILED."""
 
     stream: int
     ticket: int
@@ -357,7 +360,7 @@ class Fail(NamedTuple):
 
 
 class End(NamedTuple):
-    """Report to the trainer that a ticket's slot has no such batch, then publish its word as FAILED."""
+    """Report to the trainer that a ticket's slot has no such batch, then publish the ticket's word as FAILED."""
 
     stream: int
     ticket: int
@@ -373,7 +376,7 @@ class SayThere(NamedTuple):
 
 
 class CreateRegion(NamedTuple):
-    """Create a memfd, keep it mapped, and hand it to the trainer. This precedes the region's first use in the list."""
+    """Create a memfd, map it, and send it to the trainer. This precedes the first instruction that uses the region."""
 
     region: int
     nbytes: int
@@ -383,7 +386,7 @@ class CreateRegion(NamedTuple):
 
 
 class DropRegion(NamedTuple):
-    """A single region's batch is gone: unmap the region here and in the trainer."""
+    """Unmap a single region, here and in the trainer, because its batch is gone."""
 
     region: int
 
@@ -397,7 +400,7 @@ class Snapshot(NamedTuple):
 
 
 class Note(NamedTuple):
-    """A line for the user, shown by the trainer and in the log."""
+    """Show the user this line, in the trainer and in the log."""
 
     text: str
 
@@ -408,8 +411,8 @@ class Replace(NamedTuple):
     endpoint: Endpoint
     reason: str
     connected: bool
-    """True if the feeder hangs although it has work to do. Otherwise, it cannot be reached, perhaps only by this
-    receiver."""
+    """True if the feeder is connected, but silent although it has work to do. False if this receiver cannot reach
+    it."""
 
 
 Instruction = (
