@@ -83,7 +83,7 @@ class Walk:
         self._now = ""
 
     def note(self, event: str, args: Any) -> None:
-        if self._now and event.startswith(EVENTS):
+        if self._now and event.startswith(EVENTS) and not is_cythons(event, args):
             self.events.append(f"{self._now}: {event} {args!r}"[:200])
 
     def try_one(self, cls: type, way: str, body: Any) -> None:
@@ -116,6 +116,11 @@ class Walk:
             self.errors.append(f"{cls.__module__}.{cls.__qualname__} {' '.join(sorted(set(bases)))}")
 
 
+def is_cythons(event: str, args: Any) -> bool:
+    """True for the frame that Cython compiles to add a line to the traceback of a `__str__` that fails."""
+    return event == "compile" and args[0] == b"_getframe()"
+
+
 def packed(value: Any) -> str:
     return base64.b64encode(values.pack(value)).decode()
 
@@ -141,7 +146,9 @@ def every_class() -> Iterator[type]:
     """The classes that a batch can name, and thousands that only a subclass list knows."""
     seen: set[int] = set()
     for module in list(sys.modules.values()):
-        if isinstance(module, types.ModuleType):
+        if issubclass(
+            type(module), types.ModuleType
+        ):  # isinstance() is also true of what only claims to be a module
             yield from within(list(object.__getattribute__(module, "__dict__").values()), seen)
 
 

@@ -24,17 +24,21 @@ MAPPINGS = {
     "transformers.tokenization_utils_base.BatchEncoding", "transformers.feature_extraction_utils.BatchFeature",
     "transformers.image_processing_base.BatchFeature", "lightning.fabric.utilities.data.AttributeDict",
     "lightning_fabric.utilities.data.AttributeDict", "lightning.pytorch.utilities.parsing.AttributeDict",
+    "pytorch_lightning.utilities.parsing.AttributeDict",
     "addict.addict.Dict", "mmengine.config.config.ConfigDict",
 }  # fmt: skip
-RECORDS = {
-    "torch.nn.utils.rnn.PackedSequence", "torch_geometric.loader.neighbor_sampler.Adj",
-    "torch_geometric.loader.neighbor_sampler.EdgeIndex", "dataloaderjob.collate.RaggedBytes",
-    "speechbrain.dataio.batch.PaddedData",
+LHOTSE = {
     "lhotse.cut.mono.MonoCut", "lhotse.cut.multi.MultiCut", "lhotse.cut.data.DataCut", "lhotse.cut.padding.PaddingCut",
     "lhotse.cut.mixed.MixedCut", "lhotse.cut.mixed.MixTrack", "lhotse.supervision.SupervisionSegment",
     "lhotse.supervision.AlignmentItem", "lhotse.audio.recording.Recording", "lhotse.audio.source.AudioSource",
     "lhotse.features.base.Features", "lhotse.array.Array", "lhotse.array.TemporalArray",
 }  # fmt: skip
+RECORDS = {
+    "torch.nn.utils.rnn.PackedSequence", "torch_geometric.loader.neighbor_sampler.Adj",
+    "torch_geometric.loader.neighbor_sampler.EdgeIndex", "dataloaderjob.collate.RaggedBytes",
+    "speechbrain.dataio.batch.PaddedData",
+    "scipy.stats._resampling.MonteCarloMethod",
+} | LHOTSE  # fmt: skip
 """Those with methods of their own."""
 BUILT_IN = {
     "bool", "bytearray", "bytes", "complex", "dict", "float", "frozenset", "int", "list", "set", "str", "tuple",
@@ -51,7 +55,7 @@ ALLOWED: dict[str, set[str]] = {
     "own dict": {name for name in MAPPINGS if name.endswith("AttributeDict")},
     "ndarray": {"numpy.matrix", "numpy.rec.recarray", "numpy.char.chararray"},
     "tensor": {"monai.data.meta_tensor.MetaTensor", "torch.nn.parameter.Buffer"},
-    "instance": {
+    "instance": LHOTSE | {
         "monai.data.meta_obj.MetaObj", "mmengine.structures.base_data_element.BaseDataElement",
         "mmengine.structures.instance_data.InstanceData", "mmengine.structures.label_data.LabelData",
         "mmengine.structures.pixel_data.PixelData", "lhotse.custom.CustomFieldMixin", "lhotse.cut.base.Cut",
@@ -98,6 +102,13 @@ def test_only_listed_classes_come_out_of_crafted_batches() -> None:
     assert found["tried"] > 7000
     check(found)
     assert {"PIL.Image", "torch_geometric", "ndarray", "tokenizers.Encoding"} <= set(found["created"])
+
+
+@pytest.mark.thorough
+def test_batches_import_nothing_where_only_torch_is_imported() -> None:
+    found = walked(())
+    assert found["events"] == []
+    assert "numpy.matrix" in found["created"]["ndarray"]
 
 
 @pytest.mark.slow

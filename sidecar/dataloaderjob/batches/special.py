@@ -20,6 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from numpy import ma  # numpy would import it on first use, and decoding a batch imports nothing
 
 from dataloaderjob.batches import allowed
 from dataloaderjob.core import values
@@ -175,7 +176,7 @@ def way_of_tensor(t: torch.Tensor) -> str:
 
 def way_of_array(a: np.ndarray[Any, Any]) -> str:
     """Returns the way for an array that is not a block of memory with a known dtype. Raises StaysError if none fits."""
-    if type(a) is np.ma.MaskedArray:
+    if type(a) is ma.MaskedArray:
         return "masked"
     if type(a) is not np.ndarray and is_array_subclass(type(a)):
         return "ndarray"
@@ -199,7 +200,7 @@ def is_array_subclass(cls: type) -> bool:
     return (
         allowed.is_allowed(cls, np.ndarray)
         and is_rebuilt_from(cls, np.ndarray)
-        and not issubclass(cls, np.ma.MaskedArray)
+        and not issubclass(cls, ma.MaskedArray)
     )
 
 
@@ -329,15 +330,15 @@ def _make_array(cls: Any, content: Any) -> np.ndarray[Any, Any]:
 def _take_masked(a: Any) -> tuple[Any, ...]:
     if type(a.data) is not np.ndarray:
         raise StaysError(f" of {type(a.data).__name__}")
-    return a.data, None if a.mask is np.ma.nomask else a.mask, a._fill_value, bool(a.hardmask)  # noqa: SLF001
+    return a.data, None if a.mask is ma.nomask else a.mask, a._fill_value, bool(a.hardmask)  # noqa: SLF001
 
 
 def _make_masked(cls: Any, content: Any) -> Any:  # noqa: ARG001
     data, mask, fill_value, hard = exactly(
         content, np.ndarray, (np.ndarray, NoneType), (np.ndarray, NoneType), bool
     )
-    mask = np.ma.nomask if mask is None else mask
-    return np.ma.MaskedArray(data, mask=mask, fill_value=fill_value, hard_mask=hard)
+    mask = ma.nomask if mask is None else mask
+    return ma.MaskedArray(data, mask=mask, fill_value=fill_value, hard_mask=hard)
 
 
 def _take_objects(a: np.ndarray[Any, Any]) -> tuple[Any, ...]:
