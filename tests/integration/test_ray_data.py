@@ -25,6 +25,7 @@ pytestmark = pytest.mark.timeout(300)
 SCRIPT = """
 import json, os, sys, time
 import torch
+from torch import distributed
 from dataloaderjob import DataLoader, RayData
 from helpers import tripled
 
@@ -57,6 +58,7 @@ def make():
         data = data.random_shuffle(seed=torch.initial_seed() % 2**32)
     return data.map_batches(halved).map_batches(tripled).filter(lambda row: row["id"] % 3).map(named)
 
+distributed.init_process_group("gloo")
 torch.manual_seed(5)
 rows, window = mode in ("shuffled", "windows"), 300 if mode == "windows" else None
 source = RayData(make, batch_size=None if rows else 20, shuffle_buffer_size=window)
@@ -70,6 +72,7 @@ for epoch in range(2):
         assert stage is None or torch.equal(batch["quarter"] * 4, batch["id"].double())
         assert batch["text"] == [f"row {i}" for i in batch["id"].tolist()]
         ids.append(batch["id"].tolist())
+        distributed.barrier()  # ranks that share dealt batches step together, as in training
         if number % 4 == 0:
             print("epoch", epoch, "batch", number, flush=True)
             time.sleep(0.1)

@@ -3,6 +3,7 @@ what is really in the way, and the operator looks again when a deadline is over.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from datetime import datetime, timedelta
@@ -239,9 +240,15 @@ def is_explained(cluster: Cluster, status: DataLoaderJobStatus, part: Condition)
         pod["metadata"]["name"] in part.message for pod in cluster.pods(role)
     ):
         return cluster.due is not None  # it has just gone: a message alone is written anew some seconds later
+    if any(without_digits(words) in without_digits(part.message) for words in found.values()):
+        return cluster.due is not None  # so is one in which only the pod changes
     if found:
         return False
     return cluster.due is not None or cluster.to_be_made(role)
+
+
+def without_digits(text: str) -> str:
+    return re.sub(r"\d+", "", text)
 
 
 def by_supervisor(role: Role, report: SupervisorStatus | None) -> str:
