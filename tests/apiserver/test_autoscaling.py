@@ -80,7 +80,7 @@ def test_a_job_recreated_meanwhile_is_not_scaled(server: ApiServer) -> None:
 @pytest.mark.parametrize(
     ("autoscaling", "said"),
     [
-        ({"minReplicas": 9, "maxReplicas": 4}, "use maxReplicas or less"),
+        ({"minReplicas": 9, "maxReplicas": 4}, "use at most maxReplicas"),
         ({"mode": "Sometimes"}, "Unsupported value"),
         ({"costCeiling": 0}, "greater than or equal to 1"),
         ({"mode": "Auto", "maxReplicas": 0}, "greater than or equal to 1"),

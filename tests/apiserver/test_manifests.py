@@ -105,7 +105,9 @@ def attached(server: ApiServer) -> Iterator[str]:
     ("change", "refusal"),
     [
         pytest.param({"processesPerPod": 2}, "use a new job", id="processes"),
-        pytest.param(None, "use a new job: trainers are either created or attached", id="own-trainers"),
+        pytest.param(
+            None, "use a new job, because a job's trainers are either created or attached", id="own-trainers"
+        ),
         pytest.param({"idleSeconds": 5, "container": "a", "follow": FOLLOW}, "", id="the-rest"),
     ],
 )
