@@ -323,7 +323,7 @@ def test_rebuilt_loader_applies_the_stage_once():
 def test_stage_on_a_map_dataset_or_without_a_callable_is_refused():
     with pytest.raises(InputError, match="do the same work in __getitem__"):
         DataLoader([1, 2], stage=bright)
-    with pytest.raises(TypeError, match="a function of one sample, found str"):
+    with pytest.raises(TypeError, match="a function of one sample, but is of type str"):
         DataLoader(Shards(), stage="decode")
 
 

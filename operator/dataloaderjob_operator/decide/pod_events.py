@@ -62,7 +62,7 @@ def of_missing_job(namespace: str, job: str, pods: Iterable[Mapping[str, Any]]) 
     """Returns one event for each controller of pods whose label names a job that does not exist."""
     text = (
         f"the label {LABEL_INJECT} names {KIND} {namespace}/{job}, which does not exist, so no feeder makes batches for"
-        " these pods: create it, or remove the label"
+        " these pods: create the job, or remove the label"
     )
     return _not_attached(text, pods)
 

@@ -141,7 +141,7 @@ class Decoder:
         try:
             plan.leaves(np.ndarray((nbytes,), np.uint8, memory, at))
         except (ValueError, TypeError, OverflowError, RuntimeError) as exc:
-            raise RemoteProtocolError(f"a batch has an impossible leaf: {exc}") from exc
+            raise RemoteProtocolError(f"a leaf of a batch cannot be created: {exc}") from exc
         if len(key) <= _MAX_KEY_NBYTES:
             if len(self._plans) >= _MAX_SCHEMAS:
                 del self._plans[next(iter(self._plans))]
@@ -207,7 +207,7 @@ def _array_maker(buffer: Buffer) -> Maker:
     if buffer.kind is NodeKind.ARRAY:
         return array
     if shape:
-        raise RemoteProtocolError(f"a scalar of shape {shape}")
+        raise RemoteProtocolError(f"a scalar cannot have shape {shape}")
     # Makes a copy, because a structured scalar would be a view.
     return lambda base: array(base).copy()[()]
 
@@ -273,14 +273,16 @@ class _Builders:
         whole, *others = node.children
         content = self.node(whole)  # raises for an unknown way
         if not _may_have_attributes(whole):
-            raise RemoteProtocolError(f"a {whole.way or whole.kind.name} {whole.cls or ''} has no attributes")
+            raise RemoteProtocolError(
+                f"a {whole.way or whole.kind.name} {whole.cls or ''} cannot have attributes"
+            )
         names, items = node.keys, self._items(tuple(others))
 
         def build(leaves: list[Any]) -> Any:
             made = content(leaves)
             own = objects.own_dict(made)
             if type(own) is not dict:
-                raise RemoteProtocolError(f"a {type(made).__name__} has no attributes")
+                raise RemoteProtocolError(f"a {type(made).__name__} cannot have attributes")
             # Not setattr, which would run the user's properties.
             own.update(zip(names, items(leaves), strict=True))
             return made
@@ -297,7 +299,9 @@ class _Builders:
 
         def load(leaves: list[Any]) -> Any:
             if type(leaves[index]) is not bytes:
-                raise RemoteProtocolError("a pickled leaf does not consist of bytes")
+                raise RemoteProtocolError(
+                    f"a pickled leaf must be bytes, but is a {type(leaves[index]).__name__}"
+                )
             return pickle.loads(leaves[index])  # noqa: S301  the user allowed it
 
         return load
@@ -317,7 +321,7 @@ def _class(node: Node, is_one: Callable[[Any], object], what: str) -> Any:
     """Returns the class of a node. Raises RemoteProtocolError if `is_one` rejects the class; `what` describes it in the
     error."""
     if node.cls is None:
-        raise RemoteProtocolError(f"a {node.kind.name} without a class")
+        raise RemoteProtocolError(f"a {node.kind.name} must name its class, but names none")
     cls = allowed.find(*node.cls)
     if not is_one(cls):
         raise RemoteProtocolError(f"{allowed.full_name(cls)} is {what} in this process")

@@ -283,7 +283,7 @@ class Acceptor:
             self._end(guest)
             return
         except Exception as exc:  # untrusted bytes end only the connection that sent them
-            self._refuse(guest, AuthError(f"its answer makes no sense: {exc!r}"))
+            self._refuse(guest, AuthError(f"its answer is invalid: {exc!r}"))
             return
         self._admit(guest)
 

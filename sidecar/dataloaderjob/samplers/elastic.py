@@ -244,13 +244,13 @@ class ElasticSampler(DistributedSampler[_T_co]):
 
 def fit(count: int, unit: int, tail: Tail, *, what: str) -> int:
     """Returns `count` rounded down (`tail` "drop") or up ("pad") to a multiple of `unit`. With "error", raises
-    InputError unless it is a multiple. `what` names both numbers in the message."""
+    InputError unless it is a multiple. `what`: the requirement, for the message."""
     over = count % unit
     if not over:
         return count
     if tail == "error":
         raise InputError(
-            f"{what} must divide without a remainder (tail='error'), but are {count} and {unit}: choose "
-            "other sizes, or tail='drop' or 'pad'"
+            f"with tail='error', the number of {what} ({unit}), but is {count}: choose other sizes, or tail='drop' or "
+            "'pad'"
         )
     return count - over if tail == "drop" else count - over + unit

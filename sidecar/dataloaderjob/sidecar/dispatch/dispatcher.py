@@ -277,7 +277,7 @@ class Dispatcher(Assignments):
             self.say_there(ticket)
         else:
             raise RemoteProtocolError(
-                f"ticket {ticket.number} requests its batch, and not only whether the batch exists"
+                f"ticket {ticket.number} requests a batch, but a feeder answered only that the batch exists"
             )
 
     def _finished(self, now: float, attempt: Attempt) -> None:
@@ -303,7 +303,7 @@ class Dispatcher(Assignments):
         if header.nbytes > attempt.extent.nbytes:
             if attempt.state is not AttemptState.ASKED:
                 raise RemoteProtocolError(
-                    f"a body of {header.nbytes} bytes arrived, but {attempt.extent.nbytes} were granted"
+                    f"a body of {header.nbytes} bytes arrived, but only {attempt.extent.nbytes} bytes were granted"
                 )
             # An earlier copy, cancelled too late, of a ticket that was sent here again with less room.
             self.counters.late_copies += 1

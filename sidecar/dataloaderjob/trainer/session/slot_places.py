@@ -128,7 +128,7 @@ class Saved:
             }
             _refuse_pickles(snapshots, allow_pickle)
             if slots is not None and not _is_of(state, slots):
-                raise ValueError(f"it needs {slots} slots")
+                raise ValueError(f"the loader has {slots} slots, but the entry has a different number")
             digests = {slot: one for slot, one in enumerate(state["digests"]) if one is not None}
             return Saved(
                 snapshots,
