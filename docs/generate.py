@@ -164,7 +164,7 @@ machine. These are the variables of launchers, Kubernetes, Ray, CUDA and Python,
 
 
 def of_operator() -> str:
-    """Returns the metrics that the operator serves once each labelled metric has a value."""
+    """Returns the metrics that the operator serves once each labeled metric has a value."""
     made = Metrics()
     made.describe(
         version="1", kopf="2", phases=dict,

@@ -76,7 +76,7 @@ def _add_own_pod(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="label of the operator's pod, by which those NetworkPolicies select it; may be repeated",
+        help="label of the operator's pod, by which jobs' NetworkPolicies select it; may be repeated",
     )
 
 
@@ -86,8 +86,8 @@ def _add_root_key(parser: argparse.ArgumentParser) -> None:
         "--root-key-secret",
         metavar="NAME",
         help=(
-            "Secret in --own-namespace with the key from which jobs' keys are derived, created if missing; "
-            "this or --root-key is required"
+            "Secret in --own-namespace with the key from which jobs' keys are derived; the operator creates it if it "
+            "does not exist; either this or --root-key is required"
         ),
     )
     root.add_argument(

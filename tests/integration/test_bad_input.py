@@ -563,7 +563,7 @@ def test_prefetch_out_of_bounds_is_refused(rig: Rig, monkeypatch: pytest.MonkeyP
     def told(found: int) -> str:
         return (
             rf"between 1 and {MAX_PREFETCH} batches can be prefetched, got {found}: change prefetch_factor "
-            r"\(times num_workers\) or spec\.loader\.prefetch \(DATALOADERJOB_PREFETCH\)"
+            r"\* num_workers, or spec\.loader\.prefetch \(DATALOADERJOB_PREFETCH\)"
         )
 
     with pytest.raises(InputError, match=told(2 * MAX_PREFETCH)):

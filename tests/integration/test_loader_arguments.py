@@ -110,7 +110,7 @@ def test_window_that_leaves_feeders_idle_is_reported_once(
         assert ids(DataLoader(Numbers(5), num_workers=4)) == list(range(5))
     assert capsys.readouterr().err == (
         "[dataloaderjob] 4 prefetched batches cannot keep 8 feeders busy (the job has 16 for 2 ranks): "
-        "omit num_workers, or raise prefetch_factor (times num_workers)\n"
+        "omit num_workers, or raise prefetch_factor * num_workers\n"
     )
 
 
@@ -257,7 +257,7 @@ def test_loader_within_a_feeder_works_in_process_without_num_workers(
 
 def test_timeout_without_workers_is_refused_as_in_torch() -> None:
     for kind in (data.DataLoader, DataLoader):
-        with pytest.raises(AssertionError, match="requires timeout == 0"):
+        with pytest.raises(AssertionError, match="with num_workers=0, timeout must be 0, but is"):
             iter(kind(Numbers(5), num_workers=0, timeout=3))
 
 

@@ -183,9 +183,7 @@ class TestWithTwoFeeders:
                 break
             except InputError as exc:
                 found.append(str(exc).partition(":")[0])
-        refused = (
-            "batch 1 of slot 0 has 50.3 MB before its stage, but only 50 can be passed to another feeder"
-        )
+        refused = "batch 1 of slot 0 has 50.3 MB before its stage, but at most 50 MB can be passed to another feeder"
         assert found == [[[1000, 0]], refused, [[30 << 20, 2]], [[5, 3]]]
 
     def test_few_samples_wait_in_the_trainer_if_they_are_large(

@@ -571,7 +571,7 @@ def test_tensor_is_not_made_of_parts_that_are_no_blocks_of_memory(odd: str) -> N
         ("compressed", ("torch.sparse_csr", torch.tensor([0, 1, 2]), index, part, (2, 2), False)),
         ("compressed", ("torch.sparse_csr", part, index, two, (2, 2), False)),
     ):
-        with pytest.raises(TypeError, match="expected a tensor of .*, got one of "):
+        with pytest.raises(TypeError, match=r"expected a tensor of .*, got one of "):
             special.CARRIERS[way].make(None, content)
 
 

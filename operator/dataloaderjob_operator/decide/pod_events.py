@@ -53,7 +53,7 @@ def of_pods(
     of_job = (JobEvent(reason, f"pod {pod.name} {what}", uid) for reason, pod, what, uid in (*came, *went))
     known = {pod.controller for pod in before.values()}
     new = dict.fromkeys(pod.controller for pod in after.values() if pod.controller not in known)
-    text = f"its pods have the sidecar of {KIND} {job} and receive their batches from its feeders"
+    text = f"the pods have the sidecar of {KIND} {job}, and receive their batches from that job's feeders"
     of_controllers = (JobEvent(Reason.INJECTED, text, by.uid, by) for by in new if by is not None)
     return (*of_job, *of_controllers)
 

@@ -71,7 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     kept.add_argument(
         "--certificate-secret", metavar="NAME",
         help=(
-            "Secret in --own-namespace for certificates that the injector creates and renews; this or "
+            "Secret in --own-namespace for certificates that the injector creates and renews; either this or "
             "--certificate-folder is required"
         ),
     )  # fmt: skip
@@ -97,8 +97,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--settle-seconds", type=float, default=SETTLE_S,
         help=(
-            "delay between adding a new authority to the webhook's configuration and serving its "
-            "certificate"
+            "time between adding a new certificate authority to the webhook's configuration and serving a certificate "
+            "from it"
         ),
     )  # fmt: skip
     parser.add_argument(

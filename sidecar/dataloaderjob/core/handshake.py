@@ -120,7 +120,7 @@ DATA = Versions(
 CONTROL = Versions(
     3,
     6,
-    "a job's images must be of the operator's release or the one before it: use such images, or a matching operator",
+    "use images of the operator's release or of the release before it",
 )
 """Versions of the messages to and from the supervisor (`core.supervision`), which an operator of another release may
 poll.

@@ -189,8 +189,7 @@ def rank() -> int:
     found = shares().get("RANK", "0" if world() == 1 else "")
     if not found.isdecimal() or int(found) >= world():
         raise InputError(
-            f"tail= distributes batches among {world()} ranks (WORLD_SIZE) and requires RANK, from 0 to "
-            f"{world() - 1}, but it is {found!r}; calling init_process_group() before iter(loader) also "
-            "sets it"
+            f"tail= distributes batches among {world()} ranks (WORLD_SIZE), so RANK must be from 0 to {world() - 1}, "
+            f"but is {found!r}: set it, or call init_process_group() before iter(loader)"
         )
     return int(found)
