@@ -120,7 +120,7 @@ VARIABLES = (
     ),
     (
         places.NODE_FOLDER_VARIABLE, "feeders' pod", "feeders", "a folder of their own",
-        "Folder of the pod in which its feeders keep blobs and find the socket for their output.",
+        "Folder in which a pod's feeders keep blobs and find the socket for their output.",
     ),
     (
         places.RAY_TASKS_VARIABLE, "job", "feeders", "user code cannot reach the job's Ray",
@@ -152,9 +152,9 @@ On one machine, `LOCAL_RANK` and `LOCAL_WORLD_SIZE` count all replicas, because 
 
 | variable | effect |
 |---|---|
-| `RANK`, `PMI_RANK` and other launchers' | Identifies the process at the sidecar, and labels its metrics. |
-| `MASTER_PORT`, `TORCHELASTIC_RUN_ID` and other launchers' | Identifies a launch. Its ranks share a private service. |
-| `PYTHONHASHSEED` | Determines the order of sets of strings. Feeders use 0 unless it is set, so that all agree. |
+| `RANK`, `PMI_RANK` and other launchers' | Identifies the process to the sidecar, and labels its metrics. |
+| `MASTER_PORT`, `TORCHELASTIC_RUN_ID` and other launchers' | Identifies a launch. All ranks of a launch share a private service. |
+| `PYTHONHASHSEED` | Determines the order of sets of strings. If it is not set, all feeders use 0. |
 | `XDG_RUNTIME_DIR`, `TMPDIR` | Location of the folder of a private service. |
 
 User code in the feeders sees the trainer's environment, without the variables that belong to one rank, process or

@@ -86,8 +86,8 @@ def _add_root_key(parser: argparse.ArgumentParser) -> None:
         "--root-key-secret",
         metavar="NAME",
         help=(
-            "Secret in --own-namespace with the key from which jobs' keys are derived; the operator creates it if it "
-            "does not exist; either this or --root-key is required"
+            "Secret in --own-namespace with the key from which jobs' keys are derived; the operator creates the "
+            "Secret if it does not exist; either this or --root-key is required"
         ),
     )
     root.add_argument(

@@ -413,7 +413,7 @@ def test_no_factory_of_a_defaultdict_acts(name: tuple[str, str]) -> None:
 
 
 def test_a_tuple_that_claims_to_be_a_struct_is_not_called() -> None:
-    with pytest.raises(RemoteProtocolError, match="not made from items"):
+    with pytest.raises(RemoteProtocolError, match="not a collection that a batch may carry"):
         decoded(node(NodeKind.SEQUENCE, (__name__, "Structlike"), (VALUE,)), 1)
 
 

@@ -193,14 +193,16 @@ class Colour(enum.IntEnum):
             id="fields",
         ),
         pytest.param(
-            node(NodeKind.SEQUENCE, ("builtins", "tuple"), ()), "not made from items", id="no-sequence"
+            node(NodeKind.SEQUENCE, ("builtins", "tuple"), ()),
+            "not a collection that a batch may carry",
+            id="no-sequence",
         ),
         pytest.param(
-            node(NodeKind.MAPPING, ("subprocess", "Popen"), (), ()), "not made from", id="no-mapping"
+            node(NodeKind.MAPPING, ("subprocess", "Popen"), (), ()), "not a mapping that", id="no-mapping"
         ),
         pytest.param(
             node(NodeKind.MAPPING, ("shelve", "Shelf"), (), ()),
-            "not made from a dict",
+            "not a mapping that a batch may carry",
             id="mapping-that-unpickles",
         ),
         pytest.param(

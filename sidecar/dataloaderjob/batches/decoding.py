@@ -337,7 +337,7 @@ def _namedtuple(node: Node, items: Builder) -> Builder:
 
 
 def _class_of_items(node: Node, items: Builder) -> Builder:
-    cls = _class(node, is_class_of_items, "not made from items")
+    cls = _class(node, is_class_of_items, "not a collection that a batch may carry")
     return lambda leaves: cls(items(leaves))
 
 
@@ -347,7 +347,7 @@ def _dict(node: Node, items: Builder) -> Builder:
 
 
 def _mapping(node: Node, items: Builder) -> Builder:
-    make = objects.mapping_maker(_class(node, objects.mapping_maker, "not made from a dict"))
+    make = objects.mapping_maker(_class(node, objects.mapping_maker, "not a mapping that a batch may carry"))
     assert make is not None  # noqa: S101  asked by _class
     keys = node.keys
     return lambda leaves: make(dict(zip(keys, items(leaves), strict=True)))

@@ -126,8 +126,8 @@ class Explainer:
             elif life.restarts:
                 yield Why(
                     index, Cause.FAILS,
-                    "its process or its node ended before it reported, and Ray starts it again: the output of its "
-                    "pod, or of this run, may explain why",
+                    "its process or its node ended before the feeder reported, and Ray starts the feeder again: the "
+                    "output of its pod, or of this run, may explain why",
                 )  # fmt: skip
             elif life.registered:
                 yield Why(index, Cause.STARTS, "its process is running, but has not reported yet")
