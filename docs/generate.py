@@ -153,7 +153,7 @@ On one machine, `LOCAL_RANK` and `LOCAL_WORLD_SIZE` count all replicas, because 
 | variable | effect |
 |---|---|
 | `RANK`, `PMI_RANK` and other launchers' | Identifies the process to the sidecar, and labels its metrics. |
-| `MASTER_PORT`, `TORCHELASTIC_RUN_ID` and other launchers' | Identifies a launch. All ranks of a launch share a private service. |
+| `MASTER_PORT`, `TORCHELASTIC_RUN_ID` and other launchers' | Identifies a launch. Its ranks share a private service. |
 | `PYTHONHASHSEED` | Determines the order of sets of strings. If it is not set, all feeders use 0. |
 | `XDG_RUNTIME_DIR`, `TMPDIR` | Location of the folder of a private service. |
 
