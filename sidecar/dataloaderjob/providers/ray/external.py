@@ -92,9 +92,9 @@ def compare_versions(cluster: Mapping[str, Any], *, ray: str, python: str) -> No
         return
     raise VersionsDiffer(
         f"the Ray cluster of {FIELD} runs Ray {theirs[0]} on Python {theirs[1]}, but this job has Ray {ray} on Python "
-        f"{python}: both need the same Ray version and the same minor version of Python. Install "
+        f"{python}, and both need the same Ray version and the same minor version of Python: install "
         f"ray=={theirs[0]} on Python {minor(theirs[1])} here (on Kubernetes: in the feeders' image), or choose a "
-        "cluster with these versions"
+        "different cluster"
     )
 
 
