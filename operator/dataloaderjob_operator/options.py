@@ -76,7 +76,7 @@ def _add_own_pod(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="label of the operator's pod, by which jobs' NetworkPolicies select it; may be repeated",
+        help="label of the operator's pod, for the selectors of jobs' NetworkPolicies; may be repeated",
     )
 
 

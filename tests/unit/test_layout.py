@@ -82,7 +82,7 @@ def test_a_damaged_schema_parses_or_is_refused(schema: tuple[Any, ...], data: st
         pytest.param(node(NodeKind.LIST, (5,)), "a node must be a tuple, but is a int", id="child-no-node"),
         pytest.param(
             node(NodeKind.DICT, ("a",), ()),
-            "0 children need as many keys, but there are 1",
+            "0 children must have one key each, but 1 keys were found",
             id="more-keys-than-children",
         ),
         pytest.param(node(NodeKind.DICT, (bytearray(),), (leaf(),)), "key", id="unhashable-key"),

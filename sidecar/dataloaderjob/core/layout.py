@@ -323,7 +323,7 @@ def _class_name(name: tuple[str, ...]) -> ClassName:
 
 def _check_keys(kind: NodeKind, keys: tuple[Any, ...], count: int) -> None:
     if len(_sized(keys)) != count:
-        raise ValueError(f"{count} children need as many keys, but there are {len(keys)}")
+        raise ValueError(f"{count} children must have one key each, but {len(keys)} keys were found")
     if not all(map(values.is_key, keys)):
         raise ValueError("a key of a mapping has an invalid type")
     if kind is NodeKind.DATACLASS and not all(map(_is_attribute, keys)):
