@@ -100,5 +100,5 @@ def test_a_maximum_below_min_available_is_refused_in_mode_auto_only(server: ApiS
         return manifest({"spec.feeders": feeders})
 
     Operated(server, spec("Recommend"))
-    with pytest.raises(Refused, match="a value of at least minAvailable"):
+    with pytest.raises(Refused, match="use at least minAvailable, and at most"):
         Operated(server, spec("Auto"))

@@ -266,7 +266,7 @@ def test_invalid_use_of_tail_is_refused_at_once(arguments: dict[str, Any], said:
 
 def test_missing_rank_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="RANK, from 0 to 1"):
+    with pytest.raises(InputError, match="RANK must be from 0 to 1"):
         iter(DataLoader(Shards(), num_workers=1, tail="drop"))
 
 

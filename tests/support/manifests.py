@@ -309,7 +309,7 @@ REFUSED_BY_RULES = [
                 "autoscaling": {"mode": "Auto", "maxReplicas": 2},
             }
         },
-        "2; use a value of at least minAvailable whose product with processesPerPod",
+        "2; use at least minAvailable, and at most 4096 / processesPerPod",
         id="autoscaling-most",
     ),
     pytest.param(
@@ -320,7 +320,7 @@ REFUSED_BY_RULES = [
                 "autoscaling": {"mode": "Auto", "maxReplicas": 1024},
             }
         },
-        "1024; use a value of at least minAvailable whose product with processesPerPod",
+        "1024; use at least minAvailable, and at most 4096 / processesPerPod",
         id="autoscaling-processes",
     ),
     pytest.param({"metadata.name": "a" * 45}, "(45 characters); use at most 44 characters", id="long-name"),

@@ -220,7 +220,7 @@ def test_a_sample_longer_than_the_budget_is_named() -> None:
 @pytest.mark.parametrize("lengths", [[1.5, 2], [-1, 2], [[1], [2]]], ids=str)
 def test_lengths_that_are_not_counts_are_refused(lengths: Any) -> None:
     for make in (balanced, by_tokens):
-        with pytest.raises(InputError, match="lengths must be one-dimensional, with one whole number"):
+        with pytest.raises(InputError, match="lengths must be a one-dimensional array"):
             make(lengths, 2, 1)
 
 

@@ -124,8 +124,7 @@ class FeedersSpec(Model):
         ),
         Rule(
             field="autoscaling.maxReplicas",
-            use="a value of at least minAvailable whose product with processesPerPod is at most "
-            f"{MAX_FEEDERS}, or a mode other than Auto",
+            use=f"at least minAvailable, and at most {MAX_FEEDERS} / processesPerPod, or a mode other than Auto",
             cel="self.autoscaling.mode != 'Auto' || (self.autoscaling.maxReplicas >= self.minAvailable && "
             f"self.autoscaling.maxReplicas * self.processesPerPod <= {MAX_FEEDERS})",
             found="string(self.autoscaling.maxReplicas)",

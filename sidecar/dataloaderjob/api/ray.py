@@ -63,7 +63,7 @@ class HealthCheck(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="failureThreshold",
-            use="values whose product is at least 1000 ms, because a node that pauses for less is not dead",
+            use="values whose product is at least 1000 ms, because a node may pause that long without being dead",
             cel=f"self.failureThreshold * self.periodMs >= {MIN_WINDOW_MS}",
             found="'failureThreshold * periodMs = ' + string(self.failureThreshold * self.periodMs) + ' ms'",
         ),

@@ -122,7 +122,7 @@ def _add_report(commands: Any) -> None:
     report = commands.add_parser(
         "report", help="write a page about a run: waiting, feeders and their events, slow samples, CPU, the verdict",
         description=(
-            "Writes one HTML file about a live run, or about one that was started with --record, or about a "
+            "Writes an HTML file about a live run, a run that was started with --record, or a "
             "job on a cluster, which it watches for a minute. The file can be opened offline."
         ),
     )  # fmt: skip

@@ -266,7 +266,8 @@ class Dispatcher(Assignments):
         ticket = attempt.ticket
         if ticket.slot is None:
             raise RemoteProtocolError(
-                f"ticket {ticket.number} has no slot that could end, but {attempt.feeder.endpoint.name} reports an end"
+                f"ticket {ticket.number} has no slot that could end, but {attempt.feeder.endpoint.name} reports the "
+                "end of a slot"
             )
         if not frames.says_there(payload):
             batches = frames.unpack_end(payload, ticket.number_in_slot)
