@@ -46,11 +46,11 @@ ONE_MACHINE = "one_machine"
 
 
 LEAVE_UNSET = "leave this unset"
-"""Start of a text in `use` if no value is valid."""
+"""Start of `use` if the field must not be set."""
 
 
 def remedy(use: str) -> str:
-    """Returns the last part of a message about a field: `use`, after its verb."""
+    """Returns the end of a message about a field, such as `use true or false`."""
     return use if use.startswith(LEAVE_UNSET) else f"use {use}"
 
 
