@@ -258,7 +258,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
     def _begin_iterator(self) -> _BaseDataLoaderIter:
         left_out, here = isinstance(self.num_workers, LeftOut), self._is_made_here()
         if self.num_workers == 0 and self.timeout != 0:
-            raise AssertionError(f"with num_workers=0, timeout must be 0, but is {self.timeout}")
+            raise AssertionError("an iterator of this process (num_workers=0) requires timeout == 0")
         client = None if here else self._connect()  # first: the imports would delay the service's start
         from dataloaderjob.trainer.epochs.in_process_iterator import InProcessIterator
         from dataloaderjob.trainer.epochs.kinds import kind_of_iterator
