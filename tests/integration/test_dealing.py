@@ -255,7 +255,7 @@ def test_batch_count_is_refused_as_the_state_of_a_dealt_epoch(rig: Rig):
     ("arguments", "said"),
     [
         ({"num_workers": 2, "tail": "wrap"}, "'drop', 'pad' or 'error'"),
-        ({"num_workers": 0, "tail": "drop"}, "set num_workers"),
+        ({"num_workers": 0, "tail": "drop"}, "num_workers is 0: set it"),
         ({"dataset": [1, 2], "num_workers": 2, "tail": "drop"}, "DistributedSampler"),
     ],
 )
