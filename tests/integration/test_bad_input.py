@@ -407,7 +407,7 @@ def test_different_cpu_capability_is_reported_once_and_works(
     true = bundles.facts()
     monkeypatch.setattr(bundles, "facts", lambda: {**true, "cpu": "x86_64 ABACUS"})
     assert ids(DataLoader(Numbers(40), batch_size=2)) == list(range(40))
-    notes = [text for text in capfd.readouterr().err.splitlines() if "ABACUS in the trainer" in text]
+    notes = [text for text in capfd.readouterr().err.splitlines() if "the trainer's is x86_64 ABACUS" in text]
     feeders = Counter(re.search(r"feeder-\d", text).group() for text in notes)
     assert notes
     assert max(feeders.values()) == 1
