@@ -16,7 +16,7 @@ HEAD = """# How accurate the model is
 predictions with measurements. `python -m bench.model` repeats them in about fifteen minutes.
 
 In the first two tables, the model predicts the rate with twice the feeders from a run with the original number. The
-target is a median error of at most 10%, and a worst error of at most 25%.
+target is a median error of at most 10 %, and a worst error of at most 25 %.
 """
 
 

@@ -30,15 +30,15 @@ class DataLoaderJobError(Exception):
 
 
 class InputError(DataLoaderJobError, ValueError):
-    """The arguments, the dataset or the manifest cannot work; the message states what would."""
+    """Arguments, dataset or manifest cannot work; the message states what would."""
 
 
 class ScratchTooSmall(InputError):
-    """The dataset and its code do not fit into the feeders' scratch; the message names the field to increase."""
+    """Dataset and code do not fit into the feeders' scratch; the message names the field to increase."""
 
 
 class UnsupportedBatch(InputError, TypeError):
-    """A leaf of a batch cannot be sent to a trainer; the message names the leaf, and the option that helps."""
+    """A leaf of a batch cannot be sent to a trainer; the message names the leaf and the option."""
 
 
 class ServiceError(DataLoaderJobError, RuntimeError):
@@ -50,7 +50,7 @@ class ServiceUnavailable(ServiceError):
 
 
 class DeadlineExceeded(ServiceError, TimeoutError):
-    """A wait exceeded its deadline; the message names the index, the feeder and the phase."""
+    """A wait ran past its deadline; the message names index, feeder and phase."""
 
 
 class FeederLost(ServiceError):
@@ -72,7 +72,7 @@ class ProtocolError(DataLoaderJobError):
 
 
 class RemoteProtocolError(ProtocolError):
-    """A remote peer sent something that it may not send."""
+    """A remote peer sent something it may not send."""
 
 
 class AuthError(ProtocolError):

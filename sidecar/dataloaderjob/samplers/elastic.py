@@ -244,7 +244,7 @@ class ElasticSampler(DistributedSampler[_T_co]):
 
 def fit(count: int, unit: int, tail: Tail, *, what: str) -> int:
     """Returns `count` rounded down (`tail` "drop") or up ("pad") to a multiple of `unit`. With "error", raises
-    InputError unless it is a multiple. `what`: the requirement, for the message."""
+    InputError unless it is a multiple. `what` names both numbers in the message."""
     over = count % unit
     if not over:
         return count
