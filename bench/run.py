@@ -1,7 +1,7 @@
 """Runs the benchmarks: `python -m bench.run [--full] [--only B1,B2] [--rounds N] [--smoke]`.
 
 Each round runs every cell once, in a process of its own. Ours and the peers are interleaved, in the reverse order every
-other round. A round during which other processes took more than 10 % of the CPU is repeated, as long as REDO_BUDGET_S
+other round. A round during which other processes took more than 10% of the CPU is repeated, as long as REDO_BUDGET_S
 lasts. Results are written to bench/results/*.json; bench/report.py makes the table from them.
 """
 

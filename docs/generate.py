@@ -120,7 +120,7 @@ VARIABLES = (
     ),
     (
         places.NODE_FOLDER_VARIABLE, "feeders' pod", "feeders", "a folder of their own",
-        "Folder of the pod in which its feeders keep blobs and find the socket for their output.",
+        "Folder in which a pod's feeders keep blobs and find the socket for their output.",
     ),
     (
         places.RAY_TASKS_VARIABLE, "job", "feeders", "user code cannot reach the job's Ray",
@@ -152,9 +152,9 @@ On one machine, `LOCAL_RANK` and `LOCAL_WORLD_SIZE` count all replicas, because 
 
 | variable | effect |
 |---|---|
-| `RANK`, `PMI_RANK` and other launchers' | Identifies the process at the sidecar, and labels its metrics. |
+| `RANK`, `PMI_RANK` and other launchers' | Identifies the process to the sidecar, and labels its metrics. |
 | `MASTER_PORT`, `TORCHELASTIC_RUN_ID` and other launchers' | Identifies a launch. Its ranks share a private service. |
-| `PYTHONHASHSEED` | Determines the order of sets of strings. Feeders use 0 unless it is set, so that all agree. |
+| `PYTHONHASHSEED` | Determines the order of sets of strings. If it is not set, all feeders use 0. |
 | `XDG_RUNTIME_DIR`, `TMPDIR` | Location of the folder of a private service. |
 
 User code in the feeders sees the trainer's environment, without the variables that belong to one rank, process or
@@ -164,7 +164,7 @@ machine. These are the variables of launchers, Kubernetes, Ray, CUDA and Python,
 
 
 def of_operator() -> str:
-    """Returns the metrics that the operator serves once each labelled metric has a value."""
+    """Returns the metrics that the operator serves once each labeled metric has a value."""
     made = Metrics()
     made.describe(
         version="1", kopf="2", phases=dict,

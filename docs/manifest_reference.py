@@ -14,7 +14,7 @@ from typing import Any, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
-from dataloaderjob.api.base import Model, OpenModel, Quantity, fields_by_alias
+from dataloaderjob.api.base import Model, OpenModel, Quantity, fields_by_alias, remedy
 from dataloaderjob.api.crd import COLUMNS, defaults_within, structural_schema
 from dataloaderjob.api.job import DataLoaderJob, Metadata
 from dataloaderjob.api.problems import Shape, expectation, field_shape, fields_within, shape_of
@@ -108,8 +108,8 @@ def _section(path: str, model: type[BaseModel], first: dict[type[BaseModel], str
 def _refusals(model: type[BaseModel]) -> list[str]:
     if not issubclass(model, Model):
         return []
-    lines = [f"- `{rule.field}`: use {rule.use}" for rule in model.RULES]
-    lines += [f"- `{rule.field}` cannot change: use {rule.use}" for rule in model.IMMUTABLE]
+    lines = [f"- `{rule.field}`: {remedy(rule.use)}" for rule in model.RULES]
+    lines += [f"- `{rule.field}` cannot change: {remedy(rule.use)}" for rule in model.IMMUTABLE]
     return ["", "Also checked:", "", *dict.fromkeys(lines)] if lines else []
 
 

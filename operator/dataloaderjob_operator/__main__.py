@@ -219,7 +219,7 @@ def main() -> int:
     try:
         asyncio.run(run(options, read_roots(options)))
     except asyncio.CancelledError:
-        log.info("stopped before the initial list was complete")
+        log.info("the operator stopped before its initial list was complete")
     except keys.NoRootKey as exc:
         log.error("%s", exc)
         return 2

@@ -89,7 +89,7 @@ class Autoscalers:
             except ApiError as exc:
                 log.warning("%s/%s: cannot scale the feeders: %s", *key, exc)
             except Exception:  # one job's error must not end the scaling of all jobs
-                log.exception("%s/%s: the feeders are not scaled", *key)
+                log.exception("%s/%s: an error in the operator prevents the scaling of feeders", *key)
         for namespace in set(self._others) - {namespace for namespace, _ in self._jobs}:
             del self._others[namespace]
 

@@ -52,9 +52,9 @@ class Timing:
         """Raises ValueError for a timing with which two operators could work at the same time, or none at all."""
         if not self.lease_s > self.renew_s > 2 * self.retry_s >= 2:
             raise ValueError(
-                "the lease must be longer than the renew deadline, the deadline longer than twice the "
-                f"retry interval, and the interval at least 1 s, but they are: lease {self.lease_s}, renew "
-                f"deadline {self.renew_s:g}, retry interval {self.retry_s:g}"
+                "the lease must be longer than the renew deadline, the renew deadline must be longer than twice the "
+                "retry interval, and the retry interval must be at least 1 s, but the lease is "
+                f"{self.lease_s} s, the renew deadline {self.renew_s:g} s, and the retry interval {self.retry_s:g} s"
             )
 
 

@@ -76,7 +76,7 @@ def _add_own_pod(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="label of the operator's pod, for the same NetworkPolicies; may be repeated",
+        help="label of the operator's pod, for the selectors of jobs' NetworkPolicies; may be repeated",
     )
 
 
@@ -86,21 +86,24 @@ def _add_root_key(parser: argparse.ArgumentParser) -> None:
         "--root-key-secret",
         metavar="NAME",
         help=(
-            "Secret in --own-namespace with the key from which jobs' keys are derived, created if missing; "
-            "this or --root-key is required"
+            "Secret in --own-namespace with the key from which jobs' keys are derived; the operator creates the "
+            "Secret if it does not exist; either this or --root-key is required"
         ),
     )
     root.add_argument(
         "--root-key",
         type=Path,
-        help=f"file with that key, at least {names.ROOT_NBYTES} bytes, instead of a Secret",
+        help=(
+            f"file with the key from which jobs' keys are derived, at least {names.ROOT_NBYTES} bytes; replaces "
+            "--root-key-secret"
+        ),
     )
     parser.add_argument(
         "--previous-root-key",
         type=Path,
         help=(
-            "file with the predecessor of the key in --root-key, for jobs that started with it; in a Secret, "
-            "the predecessor is in the field `previous`"
+            "file with the key that --root-key had before, for jobs that started with it; a Secret holds it in the "
+            "field `previous`"
         ),
     )
 
@@ -123,7 +126,7 @@ def _add_lease(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
     parser.add_argument(
         "--lease-renew-seconds", type=float, default=default.renew_s,
-        help="time after which an operator that cannot renew the Lease stops writing until it can",
+        help="time without a renewal after which this operator stops writing until it renews the Lease",
     )  # fmt: skip
     parser.add_argument(
         "--lease-retry-seconds", type=float, default=default.retry_s,
@@ -140,7 +143,7 @@ def _add_jobs(parser: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME",
-        help="pull secret for that image in each job's namespace; may be repeated",
+        help="pull secret for the sidecar image in each job's namespace; may be repeated",
     )
     parser.add_argument(
         "--metrics-from",
@@ -188,8 +191,8 @@ def _add_process(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--tls-days", type=_days, default=PERIOD, metavar="DAYS",
-        help="days after which the certificates of jobs with spec.loader.tls are replaced; they are valid for twice as "
-        "long, and replaced seven times; default 90",
+        help="days after which the certificates of jobs with spec.loader.tls are replaced, at most seven times; each "
+        "certificate is valid for twice as long (default: 90)",
     )  # fmt: skip
     parser.add_argument(
         "--log-format", type=LogFormat, choices=list(LogFormat), default=LogFormat.TEXT,

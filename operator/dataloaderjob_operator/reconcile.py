@@ -298,7 +298,7 @@ class Reconciler:
             if exc.code not in FOR_TEXT or not texts:
                 raise
             log.error(
-                "the API server rejected the texts of the status; writing it without them: %s; %a",
+                "the API server rejected the message texts of the status, so it is written without them: %s; %a",
                 exc,
                 sorted(texts),
             )

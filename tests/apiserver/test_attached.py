@@ -277,7 +277,7 @@ def test_refused_pods_and_injected_ones_are_reported_where_users_look(
         until(lambda: told(owner["uid"], "Injected"), 10, f"the Job's event; its log: {operator.log}")
         (text,) = told(owner["uid"], "Injected")
         assert text == (
-            "its pods have the sidecar of DataLoaderJob bert and receive their batches from its feeders"
+            "the pods have the sidecar of DataLoaderJob bert, and receive their batches from that job's feeders"
         )
         assert len(told(uid, "PodRefused")) == 1
     finally:

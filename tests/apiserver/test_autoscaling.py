@@ -80,7 +80,7 @@ def test_a_job_recreated_meanwhile_is_not_scaled(server: ApiServer) -> None:
 @pytest.mark.parametrize(
     ("autoscaling", "said"),
     [
-        ({"minReplicas": 9, "maxReplicas": 4}, "use maxReplicas or less"),
+        ({"minReplicas": 9, "maxReplicas": 4}, "use at most maxReplicas"),
         ({"mode": "Sometimes"}, "Unsupported value"),
         ({"costCeiling": 0}, "greater than or equal to 1"),
         ({"mode": "Auto", "maxReplicas": 0}, "greater than or equal to 1"),
@@ -100,5 +100,5 @@ def test_a_maximum_below_min_available_is_refused_in_mode_auto_only(server: ApiS
         return manifest({"spec.feeders": feeders})
 
     Operated(server, spec("Recommend"))
-    with pytest.raises(Refused, match="a value of at least minAvailable"):
+    with pytest.raises(Refused, match="use at least minAvailable, and at most"):
         Operated(server, spec("Auto"))

@@ -136,9 +136,8 @@ def test_quota_refusing_pods_is_reported_until_pods_start(server: ApiServer, ope
     report(job, {**job.get("Job", "mnist-trainers-0"), "kind": "Job"}, "FailedCreate", QUOTA)
     message = because(job, "SidecarsReady", "PodsRefused")
     assert message == (
-        "Job mnist-trainers-0: a pod is forbidden: exceeded quota: team, requested: cpu=64; this pod's "
-        "resources are set by the containers' resources in spec.trainers.job.template, and "
-        "spec.sidecar.resources"
+        "Job mnist-trainers-0: a pod is forbidden: exceeded quota: team, requested: cpu=64; change "
+        "this pod's resources in spec.trainers.job.template or spec.sidecar.resources"
     )
     assert because(job, "Ready", "PodsRefused") == message
     path = f"/api/v1/namespaces/{job.namespace}/events?fieldSelector=reason=NotReady"

@@ -78,7 +78,7 @@ def test_deleted_certificates_are_restored_with_the_same_bytes(job: Operated) ->
 
 
 def test_setting_cannot_change_under_a_job(job: Operated) -> None:
-    with pytest.raises(Refused, match="a new job: all of a job's pods start with the same setting"):
+    with pytest.raises(Refused, match="a new job, because all of a job's pods start with the same setting"):
         job.edit(loader={"tls": False})
 
 

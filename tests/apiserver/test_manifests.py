@@ -105,7 +105,9 @@ def attached(server: ApiServer) -> Iterator[str]:
     ("change", "refusal"),
     [
         pytest.param({"processesPerPod": 2}, "use a new job", id="processes"),
-        pytest.param(None, "use a new job: trainers are either created or attached", id="own-trainers"),
+        pytest.param(
+            None, "use a new job, because a job's trainers are either created or attached", id="own-trainers"
+        ),
         pytest.param({"idleSeconds": 5, "container": "a", "follow": FOLLOW}, "", id="the-rest"),
     ],
 )
@@ -142,7 +144,7 @@ def test_scale_subresource_scales_feeders_down_to_min_available(
     assert server.request("PUT", path, scale)["spec"]["replicas"] == 4
     scale = server.request("GET", path)
     scale["spec"]["replicas"] = 1
-    with pytest.raises(Refused, match="minAvailable or more"):
+    with pytest.raises(Refused, match="use at least minAvailable"):
         server.request("PUT", path, scale)
 
 

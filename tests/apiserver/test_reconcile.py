@@ -397,7 +397,7 @@ def test_limit_range_violation_is_reported_by_field_before_creation(server: ApiS
     operator = job.operator()
     told = why_a_child_is_refused(job, operator)
     assert "maximum memory usage per Container is 8Gi, but limit is 9Gi" in told
-    assert told.endswith("this pod's resources are set by spec.feeders.resources")
+    assert told.endswith("change this pod's resources in spec.feeders.resources")
     assert not {"Deployment", "Job"} & {kind for kind, _ in job.named()}
     server.request("DELETE", f"/api/v1/namespaces/{job.namespace}/limitranges/l")
     job.reconcile_with(operator)

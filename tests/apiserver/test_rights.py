@@ -201,7 +201,7 @@ def test_followed_object_is_read_by_the_rights_that_the_chart_adds(
         return {c["type"]: c for c in status.get("conditions", ())}.get("Progressing") or {}
 
     until(lambda: progress().get("reason") == "FollowedNotRead", 30, f"it is told; its log: {limited.log}")
-    told = "may not read JobSet train: add jobsets.jobset.x-k8s.io to the chart's value follow.resources"
+    told = "has no permission to read JobSet train: add jobsets.jobset.x-k8s.io to the chart's value follow.resources"
     assert told in progress()["message"]
     del bound["metadata"]["resourceVersion"], bound["metadata"]["uid"]
     server.request("POST", binding.rpartition("/")[0], bound)

@@ -255,7 +255,7 @@ def test_batch_count_is_refused_as_the_state_of_a_dealt_epoch(rig: Rig):
     ("arguments", "said"),
     [
         ({"num_workers": 2, "tail": "wrap"}, "'drop', 'pad' or 'error'"),
-        ({"num_workers": 0, "tail": "drop"}, "set num_workers"),
+        ({"num_workers": 0, "tail": "drop"}, "num_workers is 0: set it"),
         ({"dataset": [1, 2], "num_workers": 2, "tail": "drop"}, "DistributedSampler"),
     ],
 )
@@ -266,7 +266,7 @@ def test_invalid_use_of_tail_is_refused_at_once(arguments: dict[str, Any], said:
 
 def test_missing_rank_is_refused(rig: Rig, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
-    with pytest.raises(InputError, match="RANK, from 0 to 1"):
+    with pytest.raises(InputError, match="RANK must be from 0 to 1"):
         iter(DataLoader(Shards(), num_workers=1, tail="drop"))
 
 

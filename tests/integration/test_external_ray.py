@@ -113,7 +113,7 @@ def refused(project: Project, env: dict[str, str]) -> str:
     ("versions", "text"),
     [
         pytest.param({"ray_version": "2.44.1"}, "runs Ray 2.44.1 on Python 3", id="ray"),
-        pytest.param({"python_version": "3.99.1"}, "on Python 3.99.1, this job has Ray", id="python"),
+        pytest.param({"python_version": "3.99.1"}, "on Python 3.99.1, but this job has Ray", id="python"),
     ],
 )
 def test_cluster_of_other_versions_is_refused_by_name(
@@ -136,7 +136,7 @@ def test_other_patch_version_of_python_is_accepted(ray: ForeignHead, tmp_path: P
 def test_wrong_token_or_address_is_refused_before_anything_starts(ray: ForeignHead, tmp_path: Path):
     project = on(ray, tmp_path, 100, 0.0)
     wrong = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": "0" * 64, "RAY_AUTH_TOKEN_PATH": "/none"}
-    assert "needs its own token, and refused the one that was found" in refused(project, wrong)
+    assert "refused this process's token" in refused(project, wrong)
     nobody = f"127.0.0.1:{reserve_port()}"
     project.write(ray={"external": {"address": nobody}})
     assert f"cannot reach the Ray cluster of spec.ray.external.address at {nobody}" in refused(

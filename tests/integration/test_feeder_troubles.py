@@ -154,7 +154,8 @@ def test_deadline_without_any_feeder_reports_why(fleet: Fleet) -> None:
     loader = DataLoader(Numbers(40), batch_size=5)
     try:
         with pytest.raises(
-            DeadlineExceeded, match=r"no feeder is connected, 0 of 2 known \(feeder-0: no node has room"
+            DeadlineExceeded,
+            match=r"no feeder is connected; the supervisor lists 0 of 2 feeders \(feeder-0: no node has room",
         ):
             next(iter(loader))
     finally:

@@ -110,7 +110,7 @@ def test_window_that_leaves_feeders_idle_is_reported_once(
         assert ids(DataLoader(Numbers(5), num_workers=4)) == list(range(5))
     assert capsys.readouterr().err == (
         "[dataloaderjob] 4 prefetched batches cannot keep 8 feeders busy (the job has 16 for 2 ranks): "
-        "omit num_workers, or raise prefetch_factor (times num_workers)\n"
+        "omit num_workers, or raise prefetch_factor * num_workers\n"
     )
 
 

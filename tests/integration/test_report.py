@@ -186,7 +186,7 @@ def test_report_of_a_job_on_a_cluster_shows_what_a_watch_of_it_saw(tmp_path: Pat
         (["-n", "team"], "", "--namespace requires the name of a job"),
         (["-n", "team", "x", "--seconds", "2"], "", "--seconds must be between 5 and 3600, got 2"),
         (["-n", "team", "x"], "echo 'Forbidden' >&2; exit 1", "kubectl get failed: Forbidden"),
-        (["-n", "team", "x"], "echo '{\"items\": []}'", "found no ready head pod of a DataLoaderJob x in namespace"),
+        (["-n", "team", "x"], "echo '{\"items\": []}'", "found no ready head pod for DataLoaderJob x in namespace"),
         (["-n", "team", "x"], None, "requires kubectl, which was not found"),
     ],
     ids=["no name", "too short", "refused", "no job", "no kubectl"],

@@ -431,7 +431,7 @@ def test_lost_slot_that_is_remade_differently_is_reported(
         if number == 20:
             for pid in service.feeder_pids():
                 os.kill(pid, signal.SIGKILL)
-    said = "a batch that was rebuilt differs from the one sent before" in capsys.readouterr().err
+    said = "a rebuilt batch differs from the one sent before" in capsys.readouterr().err
     assert said == (kind is ByTheClock)
     service.settled()
 

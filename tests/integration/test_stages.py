@@ -183,9 +183,7 @@ class TestWithTwoFeeders:
                 break
             except InputError as exc:
                 found.append(str(exc).partition(":")[0])
-        refused = (
-            "batch 1 of slot 0 has 50.3 MB before its stage, but only 50 can be passed to another feeder"
-        )
+        refused = "batch 1 of slot 0 has 50.3 MB before its stage, but at most 50 MB can be passed to another feeder"
         assert found == [[[1000, 0]], refused, [[30 << 20, 2]], [[5, 3]]]
 
     def test_few_samples_wait_in_the_trainer_if_they_are_large(
@@ -323,7 +321,7 @@ def test_rebuilt_loader_applies_the_stage_once():
 def test_stage_on_a_map_dataset_or_without_a_callable_is_refused():
     with pytest.raises(InputError, match="do the same work in __getitem__"):
         DataLoader([1, 2], stage=bright)
-    with pytest.raises(TypeError, match="a function of one sample, found str"):
+    with pytest.raises(TypeError, match="a function of one sample, but is of type str"):
         DataLoader(Shards(), stage="decode")
 
 

@@ -330,7 +330,7 @@ def test_unresponsive_head_ends_the_supervisor_with_the_likely_cause(tmp_path: P
         supervised.start()
         assert supervised.process is not None
         assert supervised.process.wait(30) == EXIT_RAY_LATE
-    assert "worker_register_timeout is 120 s" in supervised.output
+    assert "takes longer than 120 s to start" in supervised.output
     assert "spec.ray.managed.tuning" in supervised.output
 
 

@@ -104,7 +104,7 @@ CHANGES: dict[str, tuple[str, Change, str]] = {
     "receivers-version": (
         "answer",
         lambda m: {**m, "protocol": PROTOCOL - 1},
-        f"protocol version {PROTOCOL} is needed, but the peer speaks {PROTOCOL - 1}",
+        f"the peer must speak protocol version {PROTOCOL}, but speaks {PROTOCOL - 1}",
     ),
     "role": ("answer", lambda m: {**m, "role": "blob"}, "for role 'blob', or its answer was altered in transit"),
     "trainer": (

@@ -142,7 +142,7 @@ def _judged(tried: Tried, there: Mapping[str, Mapping[str, Manifest]]) -> Judged
     made = {(kind, child) for kind, things in there.items() for child in things}
     if ready["reason"] in TOLD:
         fault = unnamed(mutant, ready["message"])
-        if ready["reason"] == "InvalidSpec" and "; use " not in said:
+        if ready["reason"] == "InvalidSpec" and not any(f"; {verb} " in said for verb in ("use", "leave")):
             fault = "no remedy"
         if begun := made & {
             ("Deployment", f"{name}-head"),

@@ -264,15 +264,22 @@ REFUSED_FIELDS = [
     pytest.param({TASKS: {"cpus": 0}}, "spec.ray.managed.tasks.cpus: found 0", id="no-cpus-for-tasks"),
 ]
 
+OWN: list[tuple[str, Any, str]] = [
+    ("command", ["a"], "leave this unset, because the operator starts"),
+    ("args", ["a"], "leave this unset, because the operator starts"),
+    ("image", "a", "use spec.feeders.image"),
+    ("resources", {}, "use spec."),
+]
+"""Fields of a container that the operator itself writes: name, some value, and the remedy in the message."""
 REFUSED_BY_RULES = [
     pytest.param(
         {"spec.trainers.job": ABSENT},
-        "spec.trainers.job: found neither job nor attach; use one of the two: job, whose pods",
+        "spec.trainers.job: found neither job nor attach; use either job (the operator creates the pods) or attach",
         id="no-trainer",
     ),
     pytest.param(
         {"spec.trainers.attach": {}, "spec.feeders.image": "a:1"},
-        "spec.trainers.job: found job and attach; use one of the two",
+        "spec.trainers.job: found job and attach; use either job (the operator creates the pods)",
         id="job-and-attach",
     ),
     pytest.param(
@@ -286,12 +293,12 @@ REFUSED_BY_RULES = [
             "spec.trainers.attach.processesPerPod": 8,
             "spec.sidecar.resources.limits": {"memory": "8Gi"},
         },
-        "8Gi, below the 8368Mi that memoryPerProcess 1Gi and the sidecar itself need; use loader.memoryPerProcess",
+        "8Gi, below the 8368Mi that memoryPerProcess 1Gi and the sidecar itself need; use at least loader.",
         id="attach-memory",
     ),
     pytest.param(
         {"spec.feeders.autoscaling": {"minReplicas": 5, "maxReplicas": 4}},
-        "5, above maxReplicas 4; use maxReplicas or less",
+        "5, above maxReplicas 4; use at most maxReplicas",
         id="autoscaling-bounds",
     ),
     pytest.param(
@@ -302,7 +309,7 @@ REFUSED_BY_RULES = [
                 "autoscaling": {"mode": "Auto", "maxReplicas": 2},
             }
         },
-        "2; use a value of at least minAvailable whose product with processesPerPod",
+        "2; use at least minAvailable, and at most 4096 / processesPerPod",
         id="autoscaling-most",
     ),
     pytest.param(
@@ -313,7 +320,7 @@ REFUSED_BY_RULES = [
                 "autoscaling": {"mode": "Auto", "maxReplicas": 1024},
             }
         },
-        "1024; use a value of at least minAvailable whose product with processesPerPod",
+        "1024; use at least minAvailable, and at most 4096 / processesPerPod",
         id="autoscaling-processes",
     ),
     pytest.param({"metadata.name": "a" * 45}, "(45 characters); use at most 44 characters", id="long-name"),
@@ -323,12 +330,12 @@ REFUSED_BY_RULES = [
     pytest.param({"spec.ray.managed.version": "2.55.1"}, '"2.55.1"; use Ray 2.56 or newer', id="old-ray"),
     pytest.param(
         {"spec.ray.external": {"tokenSecretRef": {"name": "ray"}}},
-        "spec.ray.external.address: found neither address nor rayCluster; use one of the two: address, the host:port",
+        "spec.ray.external.address: found neither address nor rayCluster; use either address (the host:port of",
         id="nameless-ray",
     ),
     pytest.param(
         {"spec.ray.external": {"address": "ray:6379", "rayCluster": "shared"}},
-        "spec.ray.external.address: found address and rayCluster; use one of the two: address, the host:port",
+        "spec.ray.external.address: found address and rayCluster; use either address (the host:port of",
         id="twice-named-ray",
     ),
     pytest.param(
@@ -354,11 +361,11 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {REGISTER: 1000},
-        "1000, above startupDeadlineSeconds 900; use a timeout within",
+        "1000, above startupDeadlineSeconds 900; use at most spec.startupDeadlineSeconds",
         id="register-over-startup",
     ),
     pytest.param(
-        {"spec.feeders.replicas": 0}, "0, below minAvailable 1; use minAvailable or more", id="no-feeders"
+        {"spec.feeders.replicas": 0}, "0, below minAvailable 1; use at least minAvailable", id="no-feeders"
     ),
     pytest.param(
         {"spec.feeders.replicas": 1000, "spec.feeders.processesPerPod": 5},
@@ -368,27 +375,27 @@ REFUSED_BY_RULES = [
     *(
         pytest.param(
             {FEEDER: [{"name": "feeder", field: value}]},
-            f"{field} of the container feeder; use",
+            f"{field} of the container feeder; {remedy}",
             id=f"own-{field}",
         )
-        for field, value in {"command": ["a"], "args": ["a"], "image": "a", "resources": {}}.items()
+        for field, value, remedy in OWN
     ),
     pytest.param(
         {FEEDER: [{"name": "feeder", "command": []}]},
-        "command of the container feeder; use",
+        "command of the container feeder; leave this unset, because the operator starts the feeders",
         id="own-command-that-is-empty",
     ),
     *(
         pytest.param(
             {HEAD: [{"name": "head", field: value}]},
-            f"{field} of the container head; use",
+            f"{field} of the container head; {remedy}",
             id=f"head-{field}",
         )
-        for field, value in {"command": ["a"], "args": ["a"], "image": "a", "resources": {}}.items()
+        for field, value, remedy in OWN
     ),
     pytest.param(
         {"spec.ray.managed.head.template.spec.hostNetwork": True},
-        "hostNetwork: found true; use false: sidecars, feeders and the operator find the head through its Service",
+        "hostNetwork: found true; use false, because sidecars, feeders and the operator find the head through",
         id="head-on-the-host",
     ),
     pytest.param(
@@ -421,13 +428,13 @@ REFUSED_BY_RULES = [
     pytest.param({"spec.loader.poolSize": 512}, "512; use at least 1Mi, or omit it", id="tiny-pool"),
     pytest.param(
         {"spec.loader.poolSize": "3Gi"},
-        "3Gi, above memoryPerProcess 1Gi; use a size up to",
+        "3Gi, above memoryPerProcess 1Gi; use at most memoryPerProcess",
         id="pool-over-limit",
     ),
     pytest.param(
         {"spec.sidecar.resources": {"limits": {"memory": "2Gi"}}, "spec.trainers.job.processesPerPod": 2},
         "2Gi, below the 2128Mi that memoryPerProcess 1Gi and the sidecar itself need;"
-        " use loader.memoryPerProcess per process of a replica, plus 64Mi",
+        " use at least loader.memoryPerProcess for each process of a pod, plus 64Mi",
         id="sidecar-limit",
     ),
     pytest.param(
@@ -497,12 +504,12 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {"spec.feeders.scratch": {"size": "1Gi", "volume": {"emptyDir": {}}}},
-        "both size and volume; use one of the two: a volume has its own size",
+        "both size and volume; use either size or volume, because a volume has its own size",
         id="scratch-of-both",
     ),
     pytest.param(
         {TASKS: {"cpus": 2, "objectStore": "64Mi"}},
-        "found 64Mi; use 80Mi or more, such as 1Gi",
+        "found 64Mi; use at least 80Mi, such as 1Gi",
         id="tiny-store",
     ),
     pytest.param(
@@ -510,7 +517,7 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {"spec.feeders.template.spec.restartPolicy": "Never"},
-        '"Never"; use Always, or omit it: head and feeders are Deployments',
+        '"Never"; use Always, or omit it, because head and feeders are Deployments',
         id="restart-policy-of-feeders",
     ),
     pytest.param(
@@ -525,7 +532,7 @@ REFUSED_BY_RULES = [
     ),
     pytest.param(
         {f"{CONTAINER}.env": [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": {}}}]},
-        "both value and valueFrom; use one of the two",
+        "both value and valueFrom; use either value or valueFrom",
         id="two-sources",
     ),
 ]

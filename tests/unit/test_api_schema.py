@@ -12,7 +12,7 @@ import pytest
 from manifests import ACCEPTED, REFUSED_BY_RULES, manifest
 
 from dataloaderjob.api import ManifestError, parse_object
-from dataloaderjob.api.base import stored
+from dataloaderjob.api.base import remedy, stored
 from dataloaderjob.api.crd import PRESERVE, VALIDATIONS, structural_schema
 
 SCHEMA = structural_schema()
@@ -156,11 +156,11 @@ def test_every_rule_has_a_row_that_breaks_it() -> None:
     for row in REFUSED_BY_RULES:
         with pytest.raises(ManifestError) as caught:
             parse_object(manifest(row.values[0]))
-        rows += [problem.use for problem in caught.value.problems]
+        rows += [remedy(problem.use) for problem in caught.value.problems]
     rules = [
         rule
         for _, part in parts(SCHEMA)
         for rule in part.get(VALIDATIONS, [])
         if "oldSelf" not in rule["rule"]
     ]
-    assert {re.split("[:;] use ", rule["message"], maxsplit=1)[1] for rule in rules} == set(rows)
+    assert {re.split("[:;] (?=use |leave )", rule["message"], maxsplit=1)[1] for rule in rules} == set(rows)

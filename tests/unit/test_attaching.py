@@ -76,7 +76,7 @@ def test_run_that_is_not_found_is_reported_with_the_others(runs: list[LiveRun]):
         find_attachable("none", None)
     runs.append(live("one", attach=ATTACH))
     for name in ("one", None):
-        with pytest.raises(InputError, match="found 2 runs: choose one of them with --dir: /tmp/dlj-run-one"):
+        with pytest.raises(InputError, match="found 2 runs; choose one of them with --dir: /tmp/dlj-run-one"):
             find_attachable(name, None)
     runs.clear()
     with pytest.raises(InputError, match="start one with `dataloaderjob run"):

@@ -153,7 +153,7 @@ def test_releasing_unregistered_memory_calls_no_driver(driver: Driver) -> None:
 )
 def test_tensors_torch_cannot_keep_for_a_stream_are_refused(tensor: torch.Tensor) -> None:
     with pytest.raises(
-        InputError, match=r"device= supports only dense tensors, and nested ones with layout=torch\.jagged"
+        InputError, match=r"device= supports only dense tensors, and nested tensors with layout=torch\.jagged"
     ):
         accelerator().copy(tensor)
 

@@ -128,7 +128,10 @@ def test_reason_for_no_connection_is_reported_within_five_seconds() -> None:
     assert not [item for item in machine.take() if isinstance(item, Note)]
     overseer.tick(machine, overseer.UNCONNECTED_NOTE_S + 0.1)
     (note,) = [item.text for item in machine.take() if isinstance(item, Note)]
-    assert "no feeder is connected, 2 known (feeder-0: the peer refused: it has another key" in note
+    assert (
+        "no feeder is connected; the supervisor lists 2 feeders (feeder-0: the peer refused: it has another key"
+        in note
+    )
     overseer.tick(machine, 8.0)
     assert not [item for item in machine.take() if isinstance(item, Note)], "once in a while"
 

@@ -459,7 +459,7 @@ def test_end_of_a_slot_reaches_the_trainer_as_a_message(asked, number):
 
 
 def test_existence_sent_for_a_wanted_batch_is_refused(asked):
-    with pytest.raises(RemoteProtocolError, match="ticket 1 requests its batch"):
+    with pytest.raises(RemoteProtocolError, match="ticket 1 requests a batch, but a feeder answered only"):
         asked(1, frames.pack_there(1))
 
 
@@ -494,7 +494,8 @@ def test_end_of_a_ticket_without_a_slot_is_refused(payload):
     world.run(lambda: world.machine.feeders[feeder.endpoint.instance].attempts)
     header = world._header(FrameKind.FAILED, (1, 0), flags=Flag.ENDED)
     with pytest.raises(
-        RemoteProtocolError, match="ticket 0 has no slot that could end, but feeder-0 reports an end"
+        RemoteProtocolError,
+        match="ticket 0 has no slot that could end, but feeder-0 reports the end of a slot",
     ):
         world.machine.frame(world.now, feeder.endpoint.instance, header, payload)
     assert not any(isinstance(item, (Fail, End)) for item in world.machine.take())

@@ -183,7 +183,9 @@ def test_name_on_a_machine_relayed_to_a_port_is_refused(tmp_path: Path) -> None:
     with serving(tmp_path, "feeder-2", shares_memory=False) as server:
         far = socket.create_connection(("127.0.0.1", server.port))
         listener = sockets.listen(sockets.on_machine(server.instance), 0)
-        refused = pytest.raises(AuthError, match=r"uses TCP, but it uses a Unix socket .*: somebody relays")
+        refused = pytest.raises(
+            AuthError, match=r"uses TCP and the peer uses a Unix socket .*: something relays"
+        )
         with relayed(listener, far), refused:
             ReceiverHere(server)
 
@@ -191,7 +193,7 @@ def test_name_on_a_machine_relayed_to_a_port_is_refused(tmp_path: Path) -> None:
 def test_port_relayed_to_a_name_on_a_machine_is_refused(server: Served) -> None:
     """Somebody on the path would drop the seals."""
     listener = socket.create_server(("127.0.0.1", 0))
-    refused = pytest.raises(AuthError, match=r"uses a Unix socket .*, but it uses TCP: somebody relays")
+    refused = pytest.raises(AuthError, match=r"uses a Unix socket .* and the peer uses TCP: something relays")
     with relayed(listener, on_machine(server)), refused:
         Receiver(listener.getsockname()[1], KEY)
 

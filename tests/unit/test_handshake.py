@@ -118,7 +118,7 @@ def test_peers_of_neighbouring_versions_use_the_newest_common_one(client: int, s
 
 @pytest.mark.parametrize(("client", "server"), [(7, 5), (5, 7)])
 def test_peers_of_distant_versions_refuse_each_other_with_the_reason(client: int, server: int):
-    needed = f"version {client - 1} to {client} is needed, but the peer speaks {server - 1} to {server}: use others"
+    needed = f"must speak protocol version {client - 1} to {client}, but speaks {server - 1} to {server}: use others"
     with pytest.raises(AuthError, match=needed):
         speak(window(client), window(server))
 
@@ -127,7 +127,7 @@ def test_peer_without_a_version_window_speaks_one_version_only():
     challenge = {"nonce": "00", "protocol": 4}
     fields = {"role": "control", "name": "n", "job": "j", "facts": {}}
     assert handshake.answer_challenge(KEY, challenge, **fields, versions=window(5))["protocol"] == 4
-    with pytest.raises(AuthError, match="version 5 to 6 is needed, but the peer speaks 4"):
+    with pytest.raises(AuthError, match="version 5 to 6, but speaks 4"):
         handshake.answer_challenge(KEY, challenge, **fields, versions=window(6))
 
 
@@ -137,7 +137,7 @@ def test_peer_that_chooses_a_version_not_offered_is_refused(protocol: object):
     reply = handshake.answer_challenge(
         KEY, challenge, role="r", name="n", job="j", facts={}, versions=window(5)
     )
-    with pytest.raises(AuthError, match="version 4 to 5 is needed"):
+    with pytest.raises(AuthError, match="must speak protocol version 4 to 5, but speaks"):
         handshake.accept_answer(
             KEY, challenge, {**reply, "protocol": protocol}, job="j", facts={}, versions=window(5)
         )
@@ -199,7 +199,7 @@ def test_relay_between_transports_is_refused_by_both_sides(left: str, right: str
         assert client.done
         assert server.done
         return
-    with pytest.raises(AuthError, match=f"which uses {right}, but it uses {left}: somebody relays"):
+    with pytest.raises(AuthError, match=f"this side uses {right} and the peer uses {left}: something relays"):
         exchange(client, server)
     assert not server.done
     client = handshake.ClientHandshake(KEY, **about, versions=versions, transport=left)
@@ -208,7 +208,7 @@ def test_relay_between_transports_is_refused_by_both_sides(left: str, right: str
     assert reply is not None
     facts = {handshake.TRANSPORT: right}
     last = handshake.accept_answer(KEY, challenge, reply, job="j", facts=facts, versions=versions)
-    with pytest.raises(AuthError, match=f"which uses {left}, but it uses {right}: somebody relays"):
+    with pytest.raises(AuthError, match=f"this side uses {left} and the peer uses {right}: something relays"):
         client.receive(sockets.pack_message(last))
     assert not client.done
 
@@ -233,7 +233,7 @@ def test_only_peers_of_earlier_versions_may_omit_their_transport(version: int, f
         KEY, challenge, role="r", name="n", job="j", facts=facts, versions=theirs
     )
     if refused:
-        with pytest.raises(AuthError, match="somebody relays the connection"):
+        with pytest.raises(AuthError, match="something relays the connection"):
             server.receive(sockets.pack_message(reply))
     else:
         server.receive(sockets.pack_message(reply))

@@ -367,10 +367,10 @@ def test_attributes_are_set_without_getattribute() -> None:
 def test_numpy_is_told_of_no_memory_by_a_batch(name: str) -> None:
     memory = {"shape": (8,), "typestr": "|u1", "data": (id(None), True), "version": 3}
     for cls in (OwnDict, OwnUserDict):
-        with pytest.raises(RemoteProtocolError, match="a key"):
+        with pytest.raises(RemoteProtocolError, match="cannot have the key"):
             decoded(node(NodeKind.MAPPING, (__name__, cls.__name__), (name,), (VALUE,)), memory)
     for way in ("dict", "own dict", "mapping"):
-        with pytest.raises(RemoteProtocolError, match="a key"):
+        with pytest.raises(RemoteProtocolError, match="cannot have the key"):
             made(way, OwnDict, {name: memory})
     namespace = node(NodeKind.MADE, "types.SimpleNamespace", None, VALUE)
     with pytest.raises(RemoteProtocolError, match="attribute"):
@@ -413,14 +413,14 @@ def test_no_factory_of_a_defaultdict_acts(name: tuple[str, str]) -> None:
 
 
 def test_a_tuple_that_claims_to_be_a_struct_is_not_called() -> None:
-    with pytest.raises(RemoteProtocolError, match="not made from items"):
+    with pytest.raises(RemoteProtocolError, match="not a collection that a batch may carry"):
         decoded(node(NodeKind.SEQUENCE, (__name__, "Structlike"), (VALUE,)), 1)
 
 
 @pytest.mark.parametrize("cls", [collections.UserDict, collections.ChainMap, collections.OrderedDict])
 def test_a_standard_mapping_gets_no_attributes(cls: Any) -> None:
     mapping = node(NodeKind.MAPPING, ("collections", cls.__name__), ("x",), (VALUE,))
-    with pytest.raises(RemoteProtocolError, match="has no attributes"):
+    with pytest.raises(RemoteProtocolError, match="cannot have attributes"):
         decoded(node(NodeKind.ATTRIBUTES, ("data",), (mapping, VALUE)), 1)
 
 
@@ -571,7 +571,7 @@ def test_tensor_is_not_made_of_parts_that_are_no_blocks_of_memory(odd: str) -> N
         ("compressed", ("torch.sparse_csr", torch.tensor([0, 1, 2]), index, part, (2, 2), False)),
         ("compressed", ("torch.sparse_csr", part, index, two, (2, 2), False)),
     ):
-        with pytest.raises(TypeError, match="a part of "):
+        with pytest.raises(TypeError, match=r"expected a tensor of .*, got one of "):
             special.CARRIERS[way].make(None, content)
 
 

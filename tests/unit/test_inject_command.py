@@ -141,7 +141,7 @@ ON_OBJECT = {
     "spec": {"template": {"spec": {"containers": [container("a")]}}},
 }  # fmt: skip
 NOTICES = {
-    "an unknown kind with containers": (SET, "line 1: PodSet of acme.dev/v1 is left unchanged: it is unknown where"),
+    "an unknown kind with containers": (SET, "line 1: PodSet of acme.dev/v1 is left unchanged, because the place"),
     "a TrainJob": (TRAIN, "line 1: TrainJob of trainer.kubeflow.org/v1alpha1 is left unchanged: its pods come from a"),
     "a label of the object": (
         ON_OBJECT, "the label dataloading.dev/inject is on the Job, not on its pods: move it to spec.template.metadata",

@@ -291,7 +291,7 @@ def test_supervisor_waits_for_the_socket_and_finally_gives_up(tmp_path: Path):
     remote = RemoteProvider(settings(tmp_path / "ray", init_timeout_s=0.3))
     with pytest.raises(ServiceError, match=r"Ray did not come up behind the socket .*/ray within 0 s"):
         remote.connect()
-    with pytest.raises(InputError, match=r"provider_socket, .*, is required"):
+    with pytest.raises(InputError, match=r"must contain provider_socket, .*, but do not"):
         RemoteProvider(settings(None))
 
 

@@ -25,17 +25,17 @@ def test_progress_line_shows_rates_stall_pools_and_feeders():
         sidecar = {"totals": counted, "receivers": [receiver | counted]}
         history.add(Snapshot(at=at, sidecar=sidecar, supervisor={"ready": 2}))
     shown = console.progress_line(history, 3)
-    assert shown == "12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3"
+    assert shown == "12.3 batches/s, 0.470 GB/s, stall 3.1%, pools 45% full, feeders 2/3"
 
 
 def test_summary_lists_only_events_that_happened():
     total = dict.fromkeys(COUNTERS, 0) | {"next_calls": 7, "nbytes": 2 * 10**9, "wait_ns": 1, "step_ns": 1}
-    assert console.summary(total, 3.0, 0) == "7 batches, 2.000 GB, 3.0 s, stall 50.0 %"
+    assert console.summary(total, 3.0, 0) == "7 batches, 2.000 GB, 3.0 s, stall 50.0%"
     assert console.summary(total | {"hedges": 2}, 3.0, 1).endswith(
         "2 hedged, 1 restarts of parts of the service"
     )
     with_a_stage = total | {"stage_ns": 7 * 3_140_000}
-    assert console.summary(with_a_stage, 3.0, 0).endswith("stall 50.0 %, device stage 3.1 ms")
+    assert console.summary(with_a_stage, 3.0, 0).endswith("stall 50.0%, device stage 3.1 ms")
 
 
 class Terminal(io.StringIO):

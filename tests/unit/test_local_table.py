@@ -59,14 +59,14 @@ def test_a_status_becomes_rows_for_feeders_and_ranks():
     ranks = (receiver("10", 7), receiver("2", 15, nbytes=10**9, wait_ns=1, step_ns=3))
     before = snapshot(100.0, receiver("10", 7), receiver("2", 5))
     made = table_of("small", history(before, snapshot(102.0, *ranks, feeders=(READY, PLACING))))
-    assert made.title == "small: feeders 1/2, 5.0 batches/s, 0.500 GB/s, stall 25.0 %, pools 25 %"
+    assert made.title == "small: feeders 1/2, 5.0 batches/s, 0.500 GB/s, stall 25.0%, pools 25%"
     assert made.feeders == (
         FeederRow("feeder-0", "ready", "41 s", ""),
         FeederRow("feeder-1", "placing", "3 min", "no node has room"),
     )
     assert made.ranks == (
-        RankRow("2", "15", "5.0", "0.500", "25.0 %", "25 %", "3"),
-        RankRow("10", "7", "0.0", "0.000", "-", "25 %", "3"),
+        RankRow("2", "15", "5.0", "0.500", "25.0%", "25%", "3"),
+        RankRow("10", "7", "0.0", "0.000", "-", "25%", "3"),
     )
     assert made.note == ""
 

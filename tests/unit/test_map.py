@@ -70,7 +70,7 @@ def test_differing_settings_are_reported_with_both_values():
 
 
 def test_progress_line_shows_rows_rate_and_time_left():
-    assert progress_line(1000, 640, 420, 2.0) == "640 of 1000 rows (64 %), 210.0 rows/s, 2 s left"
+    assert progress_line(1000, 640, 420, 2.0) == "640 of 1000 rows (64%), 210.0 rows/s, 2 s left"
 
 
 # Columns

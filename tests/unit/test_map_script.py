@@ -166,7 +166,7 @@ def test_samples_that_make_no_batch_are_reported_with_the_option(tmp_path: Path)
     text = "import torch\nd = [torch.ones(1), torch.ones(2)]\ndef f(batch): return [sum(b) for b in batch]\nc = list"
     told = mapped(tmp_path, text)
     assert "InputError: torch's default_collate cannot collate the samples of rows 0 to 1: stack" in told
-    assert "Use --collate-fn to name a function in the script that can" in told
+    assert "Use --collate-fn to name a function in the script that collates them" in told
     assert mapped(tmp_path, text, collate_fn="c") == "out: 2 rows in 1 files"
     assert column(tmp_path) == [1.0, 2.0]
 

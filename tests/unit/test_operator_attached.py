@@ -345,7 +345,9 @@ def test_events_of_pods_name_those_that_came_and_went() -> None:
 def test_controller_has_one_event_however_many_of_its_pods_attach() -> None:
     first = pod_events.of_pods("bert", {}, {"1": owned("a"), "2": owned("b"), "3": owned("c", "eval")})
     told = [(e.about.name, e.message) for e in first if e.reason is events.Reason.INJECTED and e.about]
-    text = "its pods have the sidecar of DataLoaderJob bert and receive their batches from its feeders"
+    text = (
+        "the pods have the sidecar of DataLoaderJob bert, and receive their batches from that job's feeders"
+    )
     assert told == [("train", text), ("eval", text)]
     more = pod_events.of_pods("bert", {"1": owned("a")}, {"1": owned("a"), "2": owned("b")})
     assert [e.reason for e in more] == [events.Reason.ATTACHED]

@@ -158,7 +158,7 @@ def test_pods_refused_by_a_quota_are_reported_by_their_deployment():
     children = {**observed.children, **live(FEEDERS, **refused)}
     made = decided(replace(observed, children=children, pods=(), supervisor=None))
     assert condition(made, ConditionType.FEEDERS_READY).message == (
-        "exceeded quota; this pod's resources are set by spec.feeders.resources"
+        "exceeded quota; change this pod's resources in spec.feeders.resources"
     )
 
 

@@ -75,7 +75,7 @@ IDLE = status(Phase.IDLE, Ready=("True", "Idle", "no pod is attached", T0))
 NOT_FOLLOWED = status(
     Phase.SERVING,
     Ready=("True", "Serving", "all serve", T0),
-    Progressing=("True", "FollowedNotRead", "the operator may not read TrainJob bert", T1),
+    Progressing=("True", "FollowedNotRead", "the operator has no permission to read TrainJob bert", T1),
 )
 WITHOUT_STATUS = {
     Reason.UNKNOWN_FIELD, Reason.MANAGED_ELSEWHERE, Reason.ATTACHED, Reason.INJECTED, Reason.POD_REFUSED,

@@ -303,7 +303,7 @@ class Lookups:
         pytest.param(
             404, "neither RayCluster shared nor its head's Service shared-head-svc exists", id="none"
         ),
-        pytest.param(403, "and the operator may not read rayclusters.ray.io", id="no-rights"),
+        pytest.param(403, "and the operator has no permission to read rayclusters.ray.io", id="no-rights"),
         pytest.param(
             {"status": {}}, "RayCluster shared exists, but its head's Service shared-head-svc", id="new"
         ),

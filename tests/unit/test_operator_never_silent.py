@@ -123,7 +123,7 @@ LIMIT_RANGE = (
 )
 LIMIT_RANGE_TOLD = (
     'pods "mnist-feeders" is forbidden: maximum memory usage per Container is 1Gi, but limit is 2Gi; '
-    "this pod's resources are set by spec.feeders.resources"
+    "change this pod's resources in spec.feeders.resources"
 )
 PRIORITY = 'pods "mnist-trainers-0" is forbidden: no PriorityClass with name high was found'
 PRIORITY_TOLD = f"spec.trainers.job.template.spec.priorityClassName: {PRIORITY}"

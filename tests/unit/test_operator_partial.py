@@ -81,7 +81,7 @@ def test_quota_and_supervisor_causes_are_reported_too():
     children = {**serving().children, **live(FEEDERS, readyReplicas=1, conditions=[refused])}
     told = condition(decided(one_of_eight(children=children)), PROGRESSING)
     assert told.message == (
-        "feeder pods serving: 1 of 8; exceeded quota: small; this pod's resources are set by "
+        "feeder pods serving: 1 of 8; exceeded quota: small; change this pod's resources in "
         "spec.feeders.resources"
     )
     slow = replace(SUPERVISOR, desired=8, cause=Cause("WorkerRegisterTimeout", "f-1: too late"))
@@ -372,7 +372,7 @@ def test_unschedulable_or_quota_refused_new_feeders_are_reported():
     }
     told = condition(decided(rolling(made=0, conditions=[refused])), PROGRESSING)
     assert told.message == (
-        "the new feeders of a rolling update cannot start: exceeded quota; this pod's resources are set by "
+        "the new feeders of a rolling update cannot start: exceeded quota; change this pod's resources in "
         "spec.feeders.resources"
     )
 

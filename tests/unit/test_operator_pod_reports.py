@@ -18,7 +18,7 @@ from dataloaderjob_operator.workqueue import NEVER
 KEY = ("team", "mnist")
 GONE = (
     "the label dataloading.dev/inject names DataLoaderJob team/mnist, which does not exist, so no feeder makes batches"
-    " for these pods: create it, or remove the label"
+    " for these pods: create the job, or remove the label"
 )
 
 

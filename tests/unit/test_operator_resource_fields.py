@@ -26,7 +26,7 @@ FORBIDDEN = 'pods "hungry-head-1" is forbidden: '
     [
         (Role.HEAD, "spec.ray.managed.head.resources"),
         (Role.FEEDER, "spec.feeders.resources"),
-        (Role.TRAINER, "spec.trainers.job.template, and spec.sidecar.resources"),
+        (Role.TRAINER, "spec.trainers.job.template or spec.sidecar.resources"),
     ],
 )
 def test_pod_refused_by_quota_or_limit_range_names_the_field(words: str, role: Role, field: str):

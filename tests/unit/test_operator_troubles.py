@@ -97,7 +97,7 @@ def test_starting_running_or_succeeded_pod_has_no_trouble(status):
                 ]
             },
             "OutOfMemory",
-            "OOM-killed without a memory limit of its own, because its node ran out of memory: set ",
+            "OOM-killed because its node ran out of memory; the container has no memory limit: set ",
         ),
         ({"containerStatuses": [waiting("CrashLoopBackOff")]}, "ContainerCrashes", "CrashLoopBackOff"),
         ({"initContainerStatuses": [ended(3, "fetch")]}, "ContainerCrashes", "container fetch: exit code 3"),

@@ -89,8 +89,8 @@ def test_unknown_settings_of_a_later_operator_are_ignored_with_one_line(tmp_path
     found = load(HeadSettings, path := written(tmp_path, later))
     assert found.tuning == RayTuning(health_check_period_s=2.0)
     assert capsys.readouterr().err == (
-        f"settings for HeadSettings in {path}: ignored these fields, which this version "
-        "does not know: speed, tuning.grace\n"
+        f"settings for HeadSettings in {path} have fields that this version does not know, and that it "
+        "ignores: speed, tuning.grace\n"
     )
 
 
@@ -107,7 +107,7 @@ def test_settings_missing_from_an_earlier_operator_get_defaults(tmp_path: Path, 
 
 def test_required_key_is_named(tmp_path: Path):
     content = {name: value for name, value in built.head(JOB, SETUP).items() if name != "host"}
-    with pytest.raises(InputError, match=r"HeadSettings in .*: missing \['host'\]"):
+    with pytest.raises(InputError, match=r"HeadSettings in .* lack host: add"):
         load(HeadSettings, written(tmp_path, content))
 
 

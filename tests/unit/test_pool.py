@@ -133,7 +133,7 @@ def test_number_of_surely_allowed_leases_follows_the_largest_one(pool: Pool):
 
 
 def test_an_entry_beyond_its_region_is_refused(pool: Pool):
-    with pytest.raises(RemoteProtocolError, match="of a region of 65536"):
+    with pytest.raises(RemoteProtocolError, match="of a 65536-byte region"):
         taken(pool, 1, page=15, nbytes=PAGE + 1)
     assert books(pool) == {}
 

@@ -109,7 +109,7 @@ def test_feeder_of_an_earlier_version_is_refused_with_what_to_do(newest: int):
     )
     right = handshake.ServerHandshake(keys.of_job(JOB_KEY), job="j")
     with pytest.raises(
-        AuthError, match=f"version {keys.NAMED} or later.*speaks {newest}: use images of one release"
+        AuthError, match=f"version {newest}, but version {keys.NAMED} or later.*: use images from the same"
     ):
         right.receive(left.receive(right.greeting))
 

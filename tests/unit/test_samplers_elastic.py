@@ -176,9 +176,13 @@ def test_ranks_have_equal_steps_left_after_any_world_size(
 
 
 def test_indivisible_samples_with_tail_error_are_refused_with_sizes() -> None:
-    with pytest.raises(InputError, match=r"samples that are left over ranks must divide .* are 10 and 4"):
+    with pytest.raises(
+        InputError, match=r"remaining samples must be a multiple of the number of ranks \(4\), but is 10"
+    ):
         ranks(10, 4, tail="error")
-    with pytest.raises(InputError, match=r"samples over global batches must divide .* are 12 and 8"):
+    with pytest.raises(
+        InputError, match=r"samples must be a multiple of the global batch size \(8\), but is 12"
+    ):
         ranks(12, 4, tail="error", global_batch_size=8)
     assert len(list(ranks(12, 4, tail="error")[3])) == 3
 

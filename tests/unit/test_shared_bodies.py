@@ -167,13 +167,13 @@ def test_buffer_is_unmapped_when_dropped_or_when_the_connection_ends(feeder: Fee
 
 
 NO_BUFFERS = {
-    "resizable": (lambda: Buffer(is_sealed=False).fd, "not memory that is sealed"),
+    "resizable": (lambda: Buffer(is_sealed=False).fd, "must be sealed against resizing, but is not"),
     "empty": (lambda: memfd(0), "a buffer of 0 bytes, 0 of them allocated"),
     "sparse": (lambda: memfd(1 << 40), f"a buffer of {1 << 40} bytes, 0 of them allocated"),
-    "file": (lambda: os.open(__file__, os.O_RDONLY), "not memory that is sealed"),
-    "folder": (lambda: os.open("/", os.O_RDONLY), "not memory that is sealed"),
-    "device": (lambda: os.open("/dev/zero", os.O_RDWR), "not memory that is sealed"),
-    "pipe": (lambda: os.pipe()[0], "not memory that is sealed"),
+    "file": (lambda: os.open(__file__, os.O_RDONLY), "must be sealed against resizing, but is not"),
+    "folder": (lambda: os.open("/", os.O_RDONLY), "must be sealed against resizing, but is not"),
+    "device": (lambda: os.open("/dev/zero", os.O_RDWR), "must be sealed against resizing, but is not"),
+    "pipe": (lambda: os.pipe()[0], "must be sealed against resizing, but is not"),
 }
 
 
@@ -293,7 +293,7 @@ def test_feeder_on_another_machine_may_not_offer_shared_memory() -> None:
 def test_feeder_cannot_exhaust_the_descriptors(feeder: Feeder) -> None:
     sink, buffer = Sink(), Buffer(b"x" * 100)
     connection, sock = up(feeder, sink)
-    with pytest.raises(RemoteProtocolError, match="that do not belong to any batch"):
+    with pytest.raises(RemoteProtocolError, match="that belong to no batch"):
         for number in range(20):
             socket.send_fds(sock, [frame(FrameKind.NOTE, b"here", number)], [buffer.fd])
             step(connection)

@@ -193,7 +193,7 @@ def _not_connected(observed: Observed, now: datetime) -> str:
     return (
         f"{supervisor.sidecars} of {due} sidecars have reached the supervisor: see the log of container "
         f"{SIDECAR} in the attached pods. If it reports that the key was refused, delete Secret {key}, "
-        "which was not created by the operator; the operator will recreate it"
+        "which the operator did not create; the operator will then create its own"
     )
 
 

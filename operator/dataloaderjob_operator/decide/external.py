@@ -87,7 +87,7 @@ def _refusals(observed: Observed) -> Iterator[str]:
             ended: Mapping[str, Any] = next((s["terminated"] for s in states if "terminated" in s), {})
             is_refused = ended.get("exitCode") == EXIT_RAY_REFUSED and container["name"] == HEAD_CONTAINER
             if is_refused and not container.get("ready") and not leaving(pod):
-                default = "the Ray cluster has different versions of Ray or Python"
+                default = "the Ray cluster has a different version of Ray or Python than the job"
                 yield " ".join(str(ended.get("message") or default).split())
 
 
@@ -99,7 +99,7 @@ def with_actors(observed: Observed, health: Health) -> Health:
     head = waits(observed) or health.head_pods
     if text := refusal(observed):
         head = ConditionState(False, DIFFERS, text)
-    feeders = ConditionState(True, "Serving", "feeders are actors of an existing Ray cluster")
+    feeders = ConditionState(True, "Serving", "feeders run as actors in an existing Ray cluster")
     return replace(health, head_pods=head, feeder_pods=feeders)
 
 

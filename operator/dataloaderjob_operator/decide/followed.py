@@ -79,7 +79,7 @@ def forbidden(follow: FollowSpec, plural: str) -> Followed:
     resource = f"{plural}.{follow.group}" if follow.group else plural
     return Followed(
         FollowedState.UNREADABLE,
-        f"the operator may not read {follow}: add {resource} to the chart's value follow.resources",
+        f"the operator has no permission to read {follow}: add {resource} to the chart's value follow.resources",
     )
 
 

@@ -53,7 +53,7 @@ def of_pods(
     of_job = (JobEvent(reason, f"pod {pod.name} {what}", uid) for reason, pod, what, uid in (*came, *went))
     known = {pod.controller for pod in before.values()}
     new = dict.fromkeys(pod.controller for pod in after.values() if pod.controller not in known)
-    text = f"its pods have the sidecar of {KIND} {job} and receive their batches from its feeders"
+    text = f"the pods have the sidecar of {KIND} {job}, and receive their batches from that job's feeders"
     of_controllers = (JobEvent(Reason.INJECTED, text, by.uid, by) for by in new if by is not None)
     return (*of_job, *of_controllers)
 
@@ -62,7 +62,7 @@ def of_missing_job(namespace: str, job: str, pods: Iterable[Mapping[str, Any]]) 
     """Returns one event for each controller of pods whose label names a job that does not exist."""
     text = (
         f"the label {LABEL_INJECT} names {KIND} {namespace}/{job}, which does not exist, so no feeder makes batches for"
-        " these pods: create it, or remove the label"
+        " these pods: create the job, or remove the label"
     )
     return _not_attached(text, pods)
 

@@ -61,8 +61,8 @@ def no_service(cluster: str, service: str, *, readable: bool, exists: bool) -> s
     text = f"neither RayCluster {cluster} nor its head's Service {service} exists in the job's namespace"
     if not readable:
         text = (
-            f"Service {service} does not exist in the job's namespace, and the operator may not read {RESOURCE}, which "
-            "the chart's value follow.resources allows"
+            f"Service {service} does not exist in the job's namespace, and the operator has no permission to read "
+            f"{RESOURCE} (the chart's value follow.resources grants it)"
         )
     return f"{text}: create the RayCluster, or correct spec.ray.external.rayCluster"
 

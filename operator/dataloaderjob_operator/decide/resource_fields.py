@@ -22,7 +22,7 @@ _OWN = {
 _ASKED = {
     Role.FEEDER: "spec.feeders.resources",
     Role.HEAD: "spec.ray.managed.head.resources",
-    Role.TRAINER: "the containers' resources in spec.trainers.job.template, and spec.sidecar.resources",
+    Role.TRAINER: "spec.trainers.job.template or spec.sidecar.resources",
 }
 _RESOURCES = re.compile(
     r"(exceeded|failed) quota|(minimum|maximum) [\w.\-/]+ usage per|limit to request ratio|less than or equal to"
@@ -41,7 +41,7 @@ def want_of_memory(pod: Mapping[str, Any], container: str) -> str:
     field = _field(pod, container)
     if limit is None:
         return (
-            f"OOM-killed without a memory limit of its own, because its node ran out of memory: set {field}"
+            f"OOM-killed because its node ran out of memory; the container has no memory limit: set {field}"
         )
     return f"OOM-killed with a memory limit of {limit}: raise {field}"
 
@@ -51,7 +51,7 @@ def with_field(message: str, role: Role) -> str:
     pod."""
     if _RESOURCES.search(message) is None:
         return message
-    return f"{message}; this pod's resources are set by {_ASKED[role]}"
+    return f"{message}; change this pod's resources in {_ASKED[role]}"
 
 
 def _field(pod: Mapping[str, Any], container: str) -> str:

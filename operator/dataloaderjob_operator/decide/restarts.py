@@ -211,7 +211,9 @@ def describe_holder(observed: Observed) -> str:
         return describe_stuck(pods)
     name = names.trainers(observed.job.name, observed.attempt)
     since = observed.children["Job", name]["metadata"]["deletionTimestamp"]
-    return f"Job {name} has been terminating since {since} without pods; the operator no longer waits for it"
+    return (
+        f"Job {name} has no pods, but has been terminating since {since}; the operator no longer waits for it"
+    )
 
 
 def _given_up(observed: Observed, job: Pod, now: datetime) -> bool:

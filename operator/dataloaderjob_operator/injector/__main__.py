@@ -58,11 +58,11 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument(
         "--sidecar-pull-secret", action="append", default=[], metavar="NAME",
-        help="pull secret for that image in each job's namespace; may be repeated",
+        help="pull secret for the sidecar image in each job's namespace; may be repeated",
     )  # fmt: skip
     parser.add_argument(
         "--managed-by", metavar="NAME", default="",
-        help="add only the sidecars of jobs with this spec.managedBy (default: of jobs without one)",
+        help="add sidecars only for jobs with this spec.managedBy (default: for jobs without one)",
     )  # fmt: skip
     parser.add_argument(
         "--own-namespace", default="", help="namespace of the injector's pod and of its Secret"
@@ -71,7 +71,7 @@ def make_parser() -> argparse.ArgumentParser:
     kept.add_argument(
         "--certificate-secret", metavar="NAME",
         help=(
-            "Secret in --own-namespace for certificates that the injector creates and renews; this or "
+            "Secret in --own-namespace for certificates that the injector creates and renews; either this or "
             "--certificate-folder is required"
         ),
     )  # fmt: skip
@@ -97,8 +97,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument(
         "--settle-seconds", type=float, default=SETTLE_S,
         help=(
-            "delay between adding a new authority to the webhook's configuration and serving its "
-            "certificate"
+            "time between adding a new certificate authority to the webhook's configuration and serving a certificate "
+            "from it"
         ),
     )  # fmt: skip
     parser.add_argument(

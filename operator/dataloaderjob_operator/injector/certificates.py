@@ -68,7 +68,7 @@ class Certificates:
 def from_stored(data: Mapping[str, bytes]) -> Certificates:
     """Reads certificates and keys from the data of a Secret. Raises BadCertificates."""
     if missing := [name for name in FIELDS if not data.get(name)]:
-        raise BadCertificates(f"{', '.join(missing)} missing")
+        raise BadCertificates(f"it lacks {', '.join(missing)}")
     found = Certificates(
         authority=data["ca.crt"], authority_key=data["ca.key"], certificate=data["tls.crt"], key=data["tls.key"],
         previous=data.get(PREVIOUS, b""),

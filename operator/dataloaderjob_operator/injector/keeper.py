@@ -169,7 +169,9 @@ class CertificateKeeper:
                 "value": live["metadata"]["resourceVersion"],
             }
             await self.api.request("PATCH", path, [version, *changes], MERGE_PATCH)
-            log.info("wrote the authorities into MutatingWebhookConfiguration %s", self.configuration)
+            log.info(
+                "wrote the certificate authorities into MutatingWebhookConfiguration %s", self.configuration
+            )
         return bool(changes)
 
     async def _read(self, path: str) -> dict[str, Any] | None:

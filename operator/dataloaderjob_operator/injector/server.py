@@ -49,8 +49,8 @@ class InjectorMetrics:
         made = self.registry = CollectorRegistry()
         self.admissions = Counter(
             "admissions",
-            "Labeled pods by result: injected, unchanged (current, or another operator's), refused, failed (the job "
-            "could not be read).",
+            "Labeled pods, by result: injected, unchanged (already up to date, or left to another operator), refused, "
+            "or failed (the job could not be read).",
             ["result"],
             namespace=PREFIX,
             registry=made,

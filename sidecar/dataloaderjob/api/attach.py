@@ -72,6 +72,6 @@ class AttachSpec(Model):
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
         Immutable(
             field="processesPerPod",
-            use="a new job: the memory of attached pods' sidecars is sized for this number",
+            use="a new job, because the memory of attached pods' sidecars is sized for this number",
         ),
     )

@@ -45,6 +45,15 @@ ONE_MACHINE = "one_machine"
 """Key in the validation context. Its value is true if the manifest will run on one machine instead of a cluster."""
 
 
+LEAVE_UNSET = "leave this unset"
+"""Start of `use` if the field must not be set."""
+
+
+def remedy(use: str) -> str:
+    """Returns the end of a message about a field, such as `use true or false`."""
+    return use if use.startswith(LEAVE_UNSET) else f"use {use}"
+
+
 @dataclass(frozen=True, slots=True)
 class Use:
     """Field metadata that describes the valid values in words, if the field's type and bounds do not express them."""
@@ -205,7 +214,7 @@ def unique_names(values: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def _refusal(breaches: list[Breach]) -> PydanticCustomError:
-    text = "; ".join(f"{spell(b.path)}: found {b.found}, use {b.use}" for b in breaches)
+    text = "; ".join(f"{spell(b.path)}: found {b.found}; {remedy(b.use)}" for b in breaches)
     return PydanticCustomError(BREACHES, "{text}", {"text": text, "breaches": breaches})
 
 
@@ -390,7 +399,7 @@ def in_quotes(text: str) -> str:
     return f"'\"' + {text} + '\"'"
 
 
-_MEMORY = 'bytes with a unit, such as "512Mi" (a bare number counts bytes, and m is a thousandth of one)'
+_MEMORY = 'bytes with a unit, such as "512Mi" (m is a thousandth of a byte)'
 
 
 def _memory_rule(kind: str) -> Rule:

@@ -19,7 +19,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import GenerateJsonSchema, JsonSchemaValue
 from pydantic_core import core_schema
 
-from dataloaderjob.api.base import Immutable, Model, Rule
+from dataloaderjob.api.base import Immutable, Model, Rule, remedy
 from dataloaderjob.api.job import GROUP, KIND, PLURAL, SHORT_NAME, VERSION, DataLoaderJob, Metadata
 from dataloaderjob.api.problems import fields_within
 from dataloaderjob.api.status import DataLoaderJobStatus
@@ -139,13 +139,13 @@ def _validation(rule: Rule, below: str = "") -> Schema:
     field = f"{below}.{rule.field}" if below else rule.field
     made = {
         "rule": lift(rule.whole),
-        "message": f"{field}: use {rule.use}",
+        "message": f"{field}: {remedy(rule.use)}",
         "reason": "FieldValueInvalid",
     }
     if _LITERAL.fullmatch(rule.found):
-        made["message"] = f"{field}: found {rule.found[1:-1]}; use {rule.use}"
+        made["message"] = f"{field}: found {rule.found[1:-1]}; {remedy(rule.use)}"
     elif "[]" not in rule.field and not _NUMBER_AS_TEXT.search(rule.found):
-        before, after = _quoted(f"{field}: found "), _quoted(f"; use {rule.use}")
+        before, after = _quoted(f"{field}: found "), _quoted(f"; {remedy(rule.use)}")
         made["messageExpression"] = f"{before} + {lift(rule.found)} + {after}"
     return made
 
@@ -153,7 +153,7 @@ def _validation(rule: Rule, below: str = "") -> Schema:
 def _frozen(rule: Immutable) -> Schema:
     return {
         "rule": rule.cel,
-        "message": f"{rule.field}: found a change; use {rule.use}",
+        "message": f"{rule.field}: found a change; {remedy(rule.use)}",
         "reason": "FieldValueForbidden",
     }
 

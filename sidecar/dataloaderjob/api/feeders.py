@@ -7,7 +7,7 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field, WithJsonSchema
 
-from dataloaderjob.api.base import Model, Resources, Rule, Whole, nested, resources
+from dataloaderjob.api.base import LEAVE_UNSET, Model, Resources, Rule, Whole, nested, resources
 from dataloaderjob.api.pods import (
     RAY_NODE_ENV,
     Image,
@@ -21,8 +21,8 @@ from dataloaderjob.core.supervision import MAX_FEEDERS
 CONTAINER = "feeder"
 """Name of the container in which feeders run. `template` may extend it."""
 OWNED = {
-    "command": "nothing: the operator starts the feeders",
-    "args": "nothing: the operator starts the feeders",
+    "command": f"{LEAVE_UNSET}, because the operator starts the feeders",
+    "args": f"{LEAVE_UNSET}, because the operator starts the feeders",
     "image": "spec.feeders.image",
     "resources": "spec.feeders.resources",
 }
@@ -59,7 +59,7 @@ class AutoscalingSpec(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="minReplicas",
-            use="maxReplicas or less",
+            use="at most maxReplicas",
             cel="!has(self.minReplicas) || self.minReplicas <= self.maxReplicas",
             found="string(self.minReplicas) + ', above maxReplicas ' + string(self.maxReplicas)",
         ),
@@ -81,10 +81,8 @@ class FeedersSpec(Model):
     """The feeders. Each is one Ray actor with its own processes for user code."""
 
     replicas: Whole = Field(default=1, ge=0, le=1_024)
-    """Number of feeder pods. On one machine, replicas * processesPerPod feeders run. May be changed while the job runs.
-
-    `kubectl scale dlj` changes this field.
-    """
+    """Number of feeder pods. On one machine, replicas * processesPerPod feeders run. May be changed while the job runs,
+    for example with `kubectl scale dlj`."""
     min_available: Whole = Field(default=1, ge=0, le=1_024)
     """Number of feeder pods that must serve before the trainers start and the job is Ready. The job gets up to
     `replicas` pods if there is room. 0: trainers start at once and wait for batches, as on one machine."""
@@ -114,7 +112,7 @@ class FeedersSpec(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="replicas",
-            use="minAvailable or more, or lower minAvailable (0 allows a job without feeders)",
+            use="at least minAvailable, or lower minAvailable (0 allows a job without feeders)",
             cel="self.replicas >= self.minAvailable",
             found="string(self.replicas) + ', below minAvailable ' + string(self.minAvailable)",
         ),
@@ -126,8 +124,7 @@ class FeedersSpec(Model):
         ),
         Rule(
             field="autoscaling.maxReplicas",
-            use="a value of at least minAvailable whose product with processesPerPod is at most "
-            f"{MAX_FEEDERS}, or a mode other than Auto",
+            use=f"at least minAvailable, and at most {MAX_FEEDERS} / processesPerPod, or a mode other than Auto",
             cel="self.autoscaling.mode != 'Auto' || (self.autoscaling.maxReplicas >= self.minAvailable && "
             f"self.autoscaling.maxReplicas * self.processesPerPod <= {MAX_FEEDERS})",
             found="string(self.autoscaling.maxReplicas)",

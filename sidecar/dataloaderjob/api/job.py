@@ -37,10 +37,9 @@ Mode = Literal["Ingress", "Strict", "None"]
 class NetworkPolicySpec(Model):
     """NetworkPolicies of the job's pods. Ignored on one machine, and on clusters whose network does not support them.
 
-    They list the allowed connections. A job may need others, for example to its storage in `Strict` mode, or
-    to a port that the trainer itself opens. Allow these in a NetworkPolicy of your own that selects the job's
-    pods by their labels, because policies are additive. docs/kubernetes/networking.md lists the connections
-    and gives examples.
+    They list the allowed connections. A job may need others, for example to its storage in `Strict` mode, or to a port
+    that the trainer itself opens. Allow these in a NetworkPolicy of your own that selects the job's pods by their
+    labels. docs/kubernetes/networking.md gives examples.
     """
 
     mode: Mode = "Ingress"
@@ -100,8 +99,8 @@ class DataLoaderJobSpec(Model):
     data: DataSpec = nested(DataSpec)
     """Volumes and environment variables that give both trainers and feeders access to the data."""
     startup_deadline_seconds: Whole = Field(default=900, ge=1, le=604_800)
-    """Maximum time from when all needed pods have a node until the head, the sidecars and `minAvailable` feeder pods
-    serve."""
+    """Maximum startup time, from the moment when all needed pods have a node until the head, the sidecars and
+    `minAvailable` feeder pods serve."""
     active_deadline_seconds: Whole | None = Field(default=None, ge=1, le=31_536_000)
     """Maximum time for the whole job, including queueing. If omitted: no limit."""
     network_policy: NetworkPolicySpec = nested(NetworkPolicySpec)
@@ -122,8 +121,7 @@ class DataLoaderJobSpec(Model):
         Rule(
             field="trainers.job",
             use=(
-                "one of the two: job, whose pods the operator creates, or attach, for pods that other "
-                "controllers create"
+                "either job (the operator creates the pods) or attach (other controllers create them), not both"
             ),
             cel=f"{_OWN} != {_ATTACHED}",
             found=f"({_OWN} ? 'job and attach' : 'neither job nor attach')",
@@ -131,8 +129,8 @@ class DataLoaderJobSpec(Model):
         Rule(
             field="feeders.image",
             use=(
-                "an image with your Dataset's code and dataloaderjob[feeder], because attached trainers "
-                "have no image to use by default"
+                "an image with your Dataset's code and dataloaderjob[feeder], because the job does not know the "
+                "image of attached trainers"
             ),
             cel=f"!{_ATTACHED} || has(self.feeders.image)",
             found="'no image'",
@@ -140,7 +138,7 @@ class DataLoaderJobSpec(Model):
         ),
         Rule(
             field="ray.managed.tuning.workerRegisterTimeoutSeconds",
-            use="a timeout within spec.startupDeadlineSeconds, or raise the deadline",
+            use="at most spec.startupDeadlineSeconds, or raise that deadline",
             cel=f"has(self.ray.external) || {_REGISTER_TIMEOUT} <= self.startupDeadlineSeconds",
             found=f"string({_REGISTER_TIMEOUT}) + ', above startupDeadlineSeconds ' +"
             " string(self.startupDeadlineSeconds)",
@@ -148,8 +146,8 @@ class DataLoaderJobSpec(Model):
         Rule(
             field="sidecar.resources.limits.memory",
             use=(
-                "loader.memoryPerProcess per process of a replica, plus 64Mi, plus 16Mi per further "
-                "process, or omit memory to let the operator set it"
+                "at least loader.memoryPerProcess for each process of a pod, plus 64Mi, plus 16Mi for each further "
+                "process, or omit memory"
             ),
             cel="!has(self.sidecar.resources) || !has(self.sidecar.resources.limits) ||"
             " !('memory' in self.sidecar.resources.limits) ||"
@@ -161,7 +159,7 @@ class DataLoaderJobSpec(Model):
         Rule(
             field="networkPolicy.mode",
             use=(
-                "None if pods use their node's network: a NetworkPolicy neither protects them nor admits them"
+                "None if pods use their node's network, because a NetworkPolicy neither protects nor admits such pods"
             ),
             cel=f"self.networkPolicy.mode == 'None' || !({_TRAINERS_OUTSIDE} || {_FEEDERS_OUTSIDE})",
             found="self.networkPolicy.mode + ' with hostNetwork in ' +"
@@ -175,7 +173,7 @@ class DataLoaderJobSpec(Model):
         ),
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
-        Immutable(field="managedBy", use="a new job: two controllers must not share one"),
+        Immutable(field="managedBy", use="a new job, because two controllers must not share one"),
     )
 
     @property

@@ -52,19 +52,21 @@ class LoaderSpec(Model):
         ),
         Rule(
             field="poolSize",
-            use="at least 1Mi, or omit it: the first batch then determines the size",
+            use="at least 1Mi, or omit it, so that the first batch determines the size",
             cel="!has(self.poolSize) || !quantity(string(self.poolSize)).isLessThan(quantity('1Mi'))",
             found="string(self.poolSize)",
         ),
         Rule(
             field="poolSize",
-            use="a size up to memoryPerProcess, or raise memoryPerProcess",
+            use="at most memoryPerProcess, or raise memoryPerProcess",
             cel="!has(self.poolSize) ||"
             " !quantity(string(self.poolSize)).isGreaterThan(quantity(string(self.memoryPerProcess)))",
             found="string(self.poolSize) + ', above memoryPerProcess ' + string(self.memoryPerProcess)",
         ),
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
-        Immutable(field="poolSize", use="a new job: the layout of pools is fixed when trainers start"),
-        Immutable(field="tls", use="a new job: all of a job's pods start with the same setting"),
+        Immutable(
+            field="poolSize", use="a new job, because the layout of pools is fixed when trainers start"
+        ),
+        Immutable(field="tls", use="a new job, because all of a job's pods start with the same setting"),
     )

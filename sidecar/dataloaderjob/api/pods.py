@@ -62,7 +62,7 @@ class EnvVar(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="valueFrom",
-            use="one of the two",
+            use="either value or valueFrom",
             cel="!has(self.value) || size(self.value) == 0 || !has(self.valueFrom)",
             found="'both value and valueFrom'",
         ),
@@ -189,7 +189,7 @@ def restart_rule(policy: str, use: str) -> Rule:
     """Returns a rule that rejects any restart policy except `policy`."""
     return Rule(
         field="restartPolicy",
-        use=f"{policy}, or omit it: {use}",
+        use=f"{policy}, or omit it, because {use}",
         cel=f"!has(self.restartPolicy) || self.restartPolicy == '{policy}'",
         found=in_quotes("self.restartPolicy"),
     )
@@ -217,9 +217,7 @@ class PodSpec(OpenModel):
     host_network: Flag | None = None
     """Use the node's network. Requires networkPolicy.mode None. Ignored on one machine."""
 
-    RULES: ClassVar[tuple[Rule, ...]] = (
-        restart_rule("Always", "head and feeders are Deployments, whose pods allow no other"),
-    )
+    RULES: ClassVar[tuple[Rule, ...]] = (restart_rule("Always", "head and feeders are Deployments"),)
 
 
 class PodTemplate(Model):
@@ -263,7 +261,7 @@ class ScratchSpec(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="size",
-            use="one of the two: a volume has its own size",
+            use="either size or volume, because a volume has its own size",
             cel="!has(self.size) || !has(self.volume)",
             found="'both size and volume'",
         ),

@@ -16,7 +16,17 @@ from annotated_types import Ge, Le
 from pydantic import BaseModel, ValidationError
 from pydantic.fields import FieldInfo
 
-from dataloaderjob.api.base import BREACHES, OpenModel, Path, Quantity, Use, fields_by_alias, spell
+from dataloaderjob.api.base import (
+    BREACHES,
+    LEAVE_UNSET,
+    OpenModel,
+    Path,
+    Quantity,
+    Use,
+    fields_by_alias,
+    remedy,
+    spell,
+)
 from dataloaderjob.core.errors import InputError
 
 
@@ -149,7 +159,7 @@ OLD_NAMES = {
     "headResources": "spec.ray.managed.head.resources",
     "sharedMemorySize": "spec.loader.memoryPerProcess",
     "minReplicas": "spec.feeders.minAvailable",
-    "maxReplicas": "nothing: spec.feeders.replicas is the maximum",
+    "maxReplicas": f"{LEAVE_UNSET}, because spec.feeders.replicas is the maximum",
     "trainer": "trainers.job, which has the same fields",
     "processesPerPod": "processesPerPod",
     "numWorkers": "spec.feeders.replicas",
@@ -170,7 +180,7 @@ class Problem:
 
     def __str__(self) -> str:
         subject = f"{self.path}: " if self.path else ""
-        return f"{subject}found {self.found}; use {self.use}"
+        return f"{subject}found {self.found}; {remedy(self.use)}"
 
 
 class ManifestError(InputError):

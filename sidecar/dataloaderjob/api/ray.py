@@ -6,7 +6,18 @@ from typing import Annotated, ClassVar
 
 from pydantic import Field
 
-from dataloaderjob.api.base import Bytes, Model, Resources, Rule, Use, Whole, in_quotes, nested, resources
+from dataloaderjob.api.base import (
+    LEAVE_UNSET,
+    Bytes,
+    Model,
+    Resources,
+    Rule,
+    Use,
+    Whole,
+    in_quotes,
+    nested,
+    resources,
+)
 from dataloaderjob.api.pods import RAY_NODE_ENV, PodTemplate, WorkloadMetadata, owned_field_rules
 from dataloaderjob.core import settings
 
@@ -17,8 +28,8 @@ SUPERVISOR_CONTAINER = "supervisor"
 OF_HEAD = (HEAD_CONTAINER, SUPERVISOR_CONTAINER)
 """The operator's containers in the head's pod, which run the same image."""
 HEAD_OWNED = {
-    "command": "nothing: the operator starts the head",
-    "args": "nothing: the operator starts the head",
+    "command": f"{LEAVE_UNSET}, because the operator starts the head",
+    "args": f"{LEAVE_UNSET}, because the operator starts the head",
     "image": "spec.feeders.image",
     "resources": "spec.ray.managed.head.resources",
 }
@@ -34,11 +45,10 @@ _SUPPORTED = "^(([3-9]|[1-9][0-9]+)[.]|2[.](5[6-9]|[6-9][0-9]|[1-9][0-9]{2}))"
 class HealthCheck(Model):
     """Settings that determine when Ray's GCS declares a node dead.
 
-    A node that refuses connections is dead after failureThreshold * periodMs (30 s). A node that hangs
-    is dead after failureThreshold * (periodMs + timeoutMs) (150 s). With Ray's own defaults, these
-    times are 15 s and 65 s, too short for nodes whose CPUs are all busy. Long before a node is declared dead, its
-    batches are requested elsewhere. `numHeartbeatsTimeout` is not a field: Ray replaced it with these four fields,
-    and two names for one number could contradict each other. Its successor is `failureThreshold`.
+    A node that refuses connections is dead after failureThreshold * periodMs (30 s). A node that hangs is dead after
+    failureThreshold * (periodMs + timeoutMs) (150 s). With Ray's own defaults, these times are 15 s and 65 s, which is
+    too short for nodes whose CPUs are all busy. Long before a node is declared dead, its batches are requested from
+    other feeders.
     """
 
     initial_delay_ms: Whole = Field(default=10_000, ge=0, le=600_000)
@@ -53,7 +63,7 @@ class HealthCheck(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="failureThreshold",
-            use="values whose product is at least 1000 ms, because a node that pauses for less is not dead",
+            use="values whose product is at least 1000 ms, because a node may pause that long without being dead",
             cel=f"self.failureThreshold * self.periodMs >= {MIN_WINDOW_MS}",
             found="'failureThreshold * periodMs = ' + string(self.failureThreshold * self.periodMs) + ' ms'",
         ),
@@ -102,7 +112,7 @@ class RayTasks(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="objectStore",
-            use="80Mi or more, such as 1Gi",
+            use="at least 80Mi, such as 1Gi",
             cel="!has(self.objectStore) || !quantity(string(self.objectStore)).isLessThan(quantity('80Mi'))",
             found="string(self.objectStore)",
         ),
@@ -130,7 +140,7 @@ class HeadSpec(Model):
         *RAY_NODE_ENV,
         Rule(
             field="template.spec.hostNetwork",
-            use="false: sidecars, feeders and the operator find the head through its Service",
+            use="false, because sidecars, feeders and the operator find the head through its Service",
             cel="!has(self.template.spec.hostNetwork) || !self.template.spec.hostNetwork",
             found="'true'",
         ),
@@ -149,7 +159,7 @@ class ManagedRaySpec(Model):
     tuning: RayTuning = nested(RayTuning)
     """Ray timeouts."""
     tasks: RayTasks | None = None
-    """Room for Ray tasks of user code. If omitted: none, and user code cannot reach the job's Ray."""
+    """Room for Ray tasks of user code. If omitted: none, and user code cannot reach the job's Ray cluster."""
     head: HeadSpec = nested(HeadSpec)
     """The pod of Ray's head, which runs the supervisor but no feeders. It uses the feeders' image, and keeps that
     image while it serves."""
@@ -225,7 +235,7 @@ class ExternalRaySpec(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="address",
-            use="one of the two: address, the host:port of the head's GCS, or rayCluster, the name of a RayCluster",
+            use="either address (the host:port of the head's GCS) or rayCluster (the name of a RayCluster), not both",
             cel="has(self.address) != has(self.rayCluster)",
             found="(has(self.address) ? 'address and rayCluster' : 'neither address nor rayCluster')",
         ),
@@ -243,7 +253,7 @@ class RaySpec(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (
         Rule(
             field="external",
-            use="either managed or external: a job has one Ray cluster",
+            use="either managed or external, because a job has one Ray cluster",
             cel="!has(self.external) || !has(self.managed)",
             found="'both managed and external'",
         ),

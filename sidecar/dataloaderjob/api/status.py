@@ -19,21 +19,21 @@ class ConditionType(StrEnum):
 
     READY = "Ready"
     """The head, the sidecars and at least `minAvailable` feeder pods serve, and the trainers run. Also true once all
-    trainers have exited with code 0. With attached trainers: a pod that attaches is served, or will be as soon as
+    trainers have exited with code 0. With attached trainers: the job serves each pod that attaches, or will as soon as
     feeders have started."""
     HEAD_READY = "HeadReady"
     """The Ray head and the supervisor in it answer."""
     FEEDERS_READY = "FeedersReady"
-    """The supervisor reports that feeders of at least `minAvailable` pods serve, and each error
-    that a trainer received from them was followed by a batch. Otherwise the reason names the cause, such as
-    WorkerRegisterTimeout or ModuleMissing."""
+    """The supervisor reports that the feeders of at least `minAvailable` pods serve. If a trainer received an error
+    from them, a batch has followed. Otherwise, the reason names the cause, such as WorkerRegisterTimeout or
+    ModuleMissing."""
     SIDECARS_READY = "SidecarsReady"
     """The sidecar of every trainer pod listens. Sidecars of attached pods have also reached the supervisor."""
     TRAINERS_READY = "TrainersReady"
     """The containers of every trainer pod run, or have exited with code 0. The condition `Ready` ignores the containers
     of attached pods, which other controllers restart."""
     PROGRESSING = "Progressing"
-    """The job is moving towards the state in its spec."""
+    """The job is moving toward the state that its spec describes."""
     SUSPENDED = "Suspended"
     """`spec.suspend` is true and every pod is gone."""
     COMPLETE = "Complete"
@@ -43,7 +43,7 @@ class ConditionType(StrEnum):
     STALLED = "Stalled"
     """The job has failed, or cannot proceed until its spec changes. Helm and Flux stop waiting for a stalled object."""
     INPUT_BOUND = "InputBound"
-    """Training spent at least 5 % of each step waiting for input, over the last minute. The reason names the
+    """Training spent at least 5% of each step waiting for input, over the last minute. The reason names the
     bottleneck, and the message recommends a number of feeders. Unknown while there are too few batches to tell."""
     AUTOSCALING_ACTIVE = "AutoscalingActive"
     """The operator sets the number of feeders (`autoscaling.mode: Auto`). The message describes the last change. False
@@ -154,14 +154,14 @@ class TrainersStatus(Model):
 class LoaderStatus(Model):
     """Metrics of the loader over about 10 s, from the supervisor.
 
-    They are written if they change by more than 5 %, at most once a minute. With n > 120 jobs in the cluster, they are
-    written at most every n/2 s. They are empty if the supervisor has not answered yet or no longer answers. After the
-    job has ended, they are the last metrics written, not those of the whole job; a suspended job has none.
+    They are written if they change by more than 5%, at most once a minute. With n > 120 jobs in the cluster, they are
+    written at most every n/2 s. They are empty while the supervisor does not answer. After the job has ended, they are
+    the last metrics written, not those of the whole job. A suspended job has none.
     """
 
     observed_time: Moment = None
-    """Time of the measurement. While an operator is running, the metrics have changed by no more than 5 % since then,
-    or are empty."""
+    """Time of the measurement. While an operator is running, the metrics have changed by no more than 5% since then, or
+    are empty."""
     batches_per_second: Metric = ""
     """Batches that trainers take per second, summed over all ranks."""
     gb_per_second: Metric = ""
@@ -195,13 +195,13 @@ class RayStatus(Model):
     ray_cluster: Annotated[str, Field(max_length=63)] = ""
     """The RayCluster to which the address belongs."""
     worker_register_timeout_seconds: Whole = Field(default=0, ge=0)
-    """worker_register_timeout_seconds of raylets and GCS."""
+    """Ray's worker_register_timeout_seconds, in its raylets and GCS."""
     health_check_period_ms: Whole = Field(default=0, ge=0)
-    """health_check_period_ms of the GCS."""
+    """Ray's health_check_period_ms, in its GCS."""
     health_check_timeout_ms: Whole = Field(default=0, ge=0)
-    """health_check_timeout_ms of the GCS."""
+    """Ray's health_check_timeout_ms, in its GCS."""
     health_check_failure_threshold: Whole = Field(default=0, ge=0)
-    """health_check_failure_threshold of the GCS."""
+    """Ray's health_check_failure_threshold, in its GCS."""
 
 
 class DataLoaderJobStatus(Model):
@@ -212,8 +212,8 @@ class DataLoaderJobStatus(Model):
     phase: Annotated[Phase, WithJsonSchema({"type": "string"})] = Phase.PENDING  # others may follow
     """Summary of the conditions in one word."""
     reason: Annotated[str, Field(max_length=128)] = ""
-    """Reason why the job is not in the state that its spec describes, taken from the condition with the details. Empty
-    if the job is in that state."""
+    """Reason why the job is not in the state that its spec describes, copied from the condition that gives the details.
+    Empty if the job is in that state."""
     conditions: Annotated[tuple[Condition, ...], Field(max_length=16, json_schema_extra=BY_TYPE)] = ()
     """Facts about the job."""
     feeders: FeedersStatus = nested(FeedersStatus)
@@ -227,7 +227,7 @@ class DataLoaderJobStatus(Model):
     selector: Annotated[str, Field(max_length=512)] = ""
     """Label selector of the feeder pods, for the scale subresource."""
     start_time: Moment = None
-    """Time at which the job was first seen or was resumed."""
+    """Time at which the operator first saw the job, or the job was last resumed."""
     scheduled_time: Moment = None
     """Time at which the last of the needed pods was assigned to a node. The startup deadline counts from this time."""
     serving_time: Moment = None

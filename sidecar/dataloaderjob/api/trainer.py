@@ -120,8 +120,8 @@ class TrainerSpec(Model):
         ),
     )
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
-        Immutable(field="replicas", use="a new job: the ranks are fixed when trainers start"),
-        Immutable(field="processesPerPod", use="a new job: the ranks are fixed when trainers start"),
+        Immutable(field="replicas", use="a new job, because the ranks are fixed when trainers start"),
+        Immutable(field="processesPerPod", use="a new job, because the ranks are fixed when trainers start"),
     )
 
     @property
@@ -161,7 +161,9 @@ class TrainersSpec(Model):
 
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
         Immutable(
-            field="attach", use="a new job: trainers are either created or attached", presence_only=True
+            field="attach",
+            use="a new job, because a job's trainers are either created or attached",
+            presence_only=True,
         ),
     )
 
@@ -174,7 +176,7 @@ class TrainersSpec(Model):
     def own(self) -> TrainerSpec:
         """The trainers that the operator creates. Raises ValueError if there are none."""
         if self.job is None:
-            raise ValueError("this job's trainers are attached: spec.trainers.job is not set")
+            raise ValueError("this job's trainers are attached, so spec.trainers.job is not set")
         return self.job
 
     @property
@@ -219,7 +221,8 @@ class SidecarSpec(Model):
     RULES: ClassVar[tuple[Rule, ...]] = (reserved_env_rule(prefixes=("DATALOADERJOB_",)),)
     IMMUTABLE: ClassVar[tuple[Immutable, ...]] = (
         Immutable(
-            field="metricsPort", use="a new job: the sidecars of running trainers are probed on that port"
+            field="metricsPort",
+            use="a new job, because the sidecars of running trainers are probed on that port",
         ),
     )
 

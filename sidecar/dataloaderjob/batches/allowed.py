@@ -216,7 +216,7 @@ def why_not(cls: type, foundation: type = object) -> str:
             "its body)"
         )
     if static(cls, "__del__") is not None:
-        return ", whose __del__ would run with content of a feeder's choice"
+        return ", whose __del__ would run with content that a feeder chose"
     bases = [base for base in mro(cls)[1:] if not _is_base(base, mro(foundation))]
     return f", which derives from {full_name(bases[0])}, whose objects batches do not carry as data"
 

@@ -139,7 +139,7 @@ class Decoder:
         try:
             plan.leaves(np.ndarray((nbytes,), np.uint8, memory, at))
         except (ValueError, TypeError, OverflowError, RuntimeError) as exc:
-            raise RemoteProtocolError(f"a batch has an impossible leaf: {exc}") from exc
+            raise RemoteProtocolError(f"a leaf of a batch cannot be created: {exc}") from exc
         if len(key) <= _MAX_KEY_NBYTES:
             if len(self._plans) >= _MAX_SCHEMAS:
                 del self._plans[next(iter(self._plans))]
@@ -205,7 +205,7 @@ def _array_maker(buffer: Buffer) -> Maker:
     if buffer.kind is NodeKind.ARRAY:
         return array
     if shape:
-        raise RemoteProtocolError(f"a scalar of shape {shape}")
+        raise RemoteProtocolError(f"a scalar cannot have shape {shape}")
     # Makes a copy, because a structured scalar would be a view.
     return lambda base: array(base).copy()[()]
 
@@ -271,14 +271,16 @@ class _Builders:
         whole, *others = node.children
         content = self.node(whole)  # raises for an unknown way
         if not _may_have_attributes(whole):
-            raise RemoteProtocolError(f"a {whole.way or whole.kind.name} {whole.cls or ''} has no attributes")
+            raise RemoteProtocolError(
+                f"a {whole.way or whole.kind.name} {whole.cls or ''} cannot have attributes"
+            )
         names, items = node.keys, self._items(tuple(others))
 
         def build(leaves: list[Any]) -> Any:
             made = content(leaves)
             own = objects.own_dict(made)
             if type(own) is not dict:
-                raise RemoteProtocolError(f"a {type(made).__name__} has no attributes")
+                raise RemoteProtocolError(f"a {type(made).__name__} cannot have attributes")
             # Not setattr, which would run the user's properties.
             own.update(zip(names, items(leaves), strict=True))
             return made
@@ -295,7 +297,9 @@ class _Builders:
 
         def load(leaves: list[Any]) -> Any:
             if type(leaves[index]) is not bytes:
-                raise RemoteProtocolError("a pickled leaf does not consist of bytes")
+                raise RemoteProtocolError(
+                    f"a pickled leaf must be bytes, but is a {type(leaves[index]).__name__}"
+                )
             return pickle.loads(leaves[index])  # noqa: S301  the user allowed it
 
         return load
@@ -315,7 +319,7 @@ def _class(node: Node, is_one: Callable[[Any], object], what: str) -> Any:
     """Returns the class of a node. Raises RemoteProtocolError if `is_one` rejects the class. The error says that the
     class is `what`."""
     if node.cls is None:
-        raise RemoteProtocolError(f"a {node.kind.name} without a class")
+        raise RemoteProtocolError(f"a {node.kind.name} must name its class, but names none")
     cls = allowed.find(*node.cls)
     if not is_one(cls):
         raise RemoteProtocolError(f"{allowed.full_name(cls)} is {what} in this process")
@@ -331,7 +335,7 @@ def _namedtuple(node: Node, items: Builder) -> Builder:
 
 
 def _class_of_items(node: Node, items: Builder) -> Builder:
-    cls = _class(node, is_class_of_items, "not made from items")
+    cls = _class(node, is_class_of_items, "not a collection that a batch may carry")
     return lambda leaves: cls(items(leaves))
 
 
@@ -341,7 +345,7 @@ def _dict(node: Node, items: Builder) -> Builder:
 
 
 def _mapping(node: Node, items: Builder) -> Builder:
-    make = objects.mapping_maker(_class(node, objects.mapping_maker, "not made from a dict"))
+    make = objects.mapping_maker(_class(node, objects.mapping_maker, "not a mapping that a batch may carry"))
     assert make is not None  # noqa: S101  asked by _class
     keys = node.keys
     return lambda leaves: make(dict(zip(keys, items(leaves), strict=True)))

@@ -120,7 +120,7 @@ class _RefusedError(Exception):
             f"this leaf cannot be sent from a feeder to the trainer: {found}. Let collate_fn return "
             "tensors, arrays, numbers, strings, dates, paths, enums or plain objects in lists, tuples, "
             "dicts or dataclasses, or pass allow_pickle=True to the DataLoader, or to "
-            "dataloaderjob.context() with another library's loader, to have such leaves pickled"
+            "dataloaderjob.context() with another library's loader"
         )
 
 

@@ -97,7 +97,7 @@ def _make(cls: Any, content: Any) -> Any:
         key, mapping, beside = part
         exactly((mapping, beside), dict, dict)
         if not beside.keys() <= _PRIVATE or not all(map(_is_name, mapping)):
-            raise TypeError(f"a graph's store with {sorted(map(str, (*beside, *mapping)))}")
+            raise TypeError(f"a graph's store cannot have {sorted(map(str, (*beside, *mapping)))}")
         store = _store_of(made, key)
         store._mapping.update(mapping)  # noqa: SLF001
         store.__dict__.update(beside)
@@ -118,7 +118,7 @@ def _store_of(graph: Any, key: Any) -> Any:
         return graph.get_node_store(key)
     if type(key) is tuple and len(key) == 3 and all(type(part) is str for part in key):
         return graph.get_edge_store(*key)
-    raise TypeError(f"a graph's store has the key {key!r}")
+    raise TypeError(f"a graph cannot have a store with the key {key!r}")
 
 
 CARRIER = Carrier(take=_take, make=_make, fits=is_graph, named=graph_class, shared=True)

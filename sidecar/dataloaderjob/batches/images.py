@@ -35,7 +35,9 @@ def _make(cls: Any, content: Any) -> Any:
     info, mode, size, palette, data, more = exactly(content, dict, str, tuple, (list, NoneType), bytes, list)
     width, height = exactly(size, int, int)
     if min(width, height) < 0 or len(data) != _nbytes(mode, width, height):  # before PIL allocates memory
-        raise ValueError(f"{len(data)} bytes for an image of {width} x {height} in mode {mode}")
+        raise ValueError(
+            f"an image of {width} x {height} pixels in mode {mode} cannot have {len(data)} bytes"
+        )
     values.pack([palette, more])  # raises unless these are plain values
     made = cls.__new__(cls)
     made.__setstate__([info, mode, size, palette, data, *more])

@@ -101,7 +101,7 @@ def _take_fraction(fraction: Fraction) -> tuple[int, int]:
 
 def _make_fraction(numerator: int, denominator: int) -> Fraction:
     if max(numerator.bit_length(), denominator.bit_length()) > _MAX_BITS:
-        raise ValueError(f"a fraction of more than {_MAX_BITS} bits")
+        raise ValueError(f"a fraction has more than {_MAX_BITS} bits")
     return Fraction(numerator, denominator)
 
 

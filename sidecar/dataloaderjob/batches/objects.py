@@ -209,7 +209,7 @@ def check_names(names: Iterable[Any]) -> None:
     numpy would then read memory at the address given there."""
     for name in names:
         if type(name) is str and name.startswith("__") and name.endswith("__"):
-            raise TypeError(f"a key {name!r}")
+            raise TypeError(f"a mapping cannot have the key {name!r}")
 
 
 def made_from_dict(cls: Any, items: dict[Any, Any]) -> Any:
@@ -251,8 +251,8 @@ def class_for(way: str, name: ClassName | None) -> type | None:
     carrier = CARRIERS.get(way)
     if carrier is None or (name is None) != (carrier.fits is None):
         raise RemoteProtocolError(
-            f"this process cannot create objects as {way!r} {name}: use the same dataloaderjob version "
-            "everywhere"
+            f"this process cannot create an object in the way {way!r} (class {name}): use the same dataloaderjob "
+            "version everywhere"
         )
     if name is None or carrier.fits is None:
         return None
@@ -317,7 +317,7 @@ def _make_enum(cls: Any, content: Any) -> Any:
         return allowed.static(cls, "_member_map_")[is_one(name, str)]
     number = is_one(bits, int)
     if not issubclass(cls, Flag) or number.bit_length() > _MAX_FLAG_BITS or not _is_plain_flag(cls):
-        raise TypeError(f"{cls.__name__} has no member of this value")
+        raise TypeError(f"{cls.__name__} has no member with this value")
     return cls(number)
 
 
@@ -329,7 +329,7 @@ def _subclass_of(base: Any) -> Carrier:
 
     def make(cls: Any, content: Any) -> Any:
         if type(content) is not base:
-            raise TypeError(f"{type(content).__name__} for a {base.__name__}")
+            raise TypeError(f"the content must be a {base.__name__}, but is a {type(content).__name__}")
         if base is dict:
             check_names(content)
         if change is None:
@@ -364,7 +364,7 @@ def _is_encoding(cls: type) -> bool:
 def _make_mapping(cls: Any, content: Any) -> Any:
     make = mapping_maker(cls)
     if make is None:
-        raise TypeError(f"a {cls.__name__} is not created from a dict")
+        raise TypeError(f"a {cls.__name__} cannot be created from a dict")
     return make(is_one(content, dict))
 
 

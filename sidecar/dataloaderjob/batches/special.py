@@ -94,7 +94,7 @@ def exactly(content: Any, *kinds: type | tuple[type, ...]) -> tuple[Any, ...]:
         raise TypeError(f"expected {len(kinds)} parts, got a {type(content).__name__}")
     for part, kind in zip(content, kinds, strict=True):
         if not any(type(part) is one for one in (kind if isinstance(kind, tuple) else (kind,))):
-            raise TypeError(f"a {type(part).__name__} in place of {kind}")
+            raise TypeError(f"expected {kind}, got a {type(part).__name__}")
     return content
 
 
@@ -291,7 +291,9 @@ def _make_quantized(cls: Any, content: Any) -> torch.Tensor:  # noqa: ARG001
         numbers, scale, zero_point = exactly(content, torch.Tensor, float, int)
         _plain(numbers, *_QUANTIZED)
         if abs(zero_point) > _MAX_ZERO_POINT:
-            raise ValueError(f"a zero point of {zero_point}")
+            raise ValueError(
+                f"a zero point must be from -{_MAX_ZERO_POINT} to {_MAX_ZERO_POINT}, but is {zero_point}"
+            )
         return torch._make_per_tensor_quantized_tensor(numbers, scale, zero_point)  # noqa: SLF001
     numbers, scales, zero_points, axis = exactly(content, torch.Tensor, torch.Tensor, torch.Tensor, int)
     _plain(numbers, *_QUANTIZED)
@@ -313,7 +315,7 @@ def _plain(t: torch.Tensor, *dtypes: torch.dtype) -> None:
     allowed. torch's constructors do not expect other parts, and no encoder sends them."""
     if t.layout is not torch.strided or t.is_quantized or t.is_nested or (dtypes and t.dtype not in dtypes):
         needed = " or ".join(map(str, dtypes)) or "plain numbers"
-        raise TypeError(f"a part of {t.dtype} ({t.layout}) in place of {needed}")
+        raise TypeError(f"expected a tensor of {needed}, got one of {t.dtype} ({t.layout})")
 
 
 def _take_array(a: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
@@ -349,7 +351,7 @@ def _make_objects(cls: Any, content: Any) -> np.ndarray[Any, Any]:  # noqa: ARG0
     items, shape = exactly(content, list, tuple)
     exactly(shape, *[int] * len(shape))
     if prod(shape) != len(items) or min(shape, default=0) < 0:
-        raise ValueError(f"{len(items)} objects for an array of shape {shape}")
+        raise ValueError(f"an array of shape {shape} cannot hold {len(items)} objects")
     made = np.empty(len(items), object)
     for i, item in enumerate(items):  # made[:] = items would unpack items that are sequences
         made[i] = item

@@ -219,7 +219,7 @@ class Acceptor:
         if self._refused and now >= self._tell_at:
             import logging  # a sidecar and a private service start without it
 
-            text = "%d connections were refused since the last such message; reason for the latest: %s"
+            text = "%d connections were refused since the last such message; the reason for the latest: %s"
             logging.getLogger(__name__).info(text, self._refused, self._why_refused)
             self._refused, self._tell_at = 0, now + TELL_REFUSED_S
 
@@ -287,7 +287,7 @@ class Acceptor:
             self._end(guest)
             return
         except Exception as exc:  # untrusted bytes end only the connection that sent them
-            self._refuse(guest, AuthError(f"its answer makes no sense: {exc!r}"))
+            self._refuse(guest, AuthError(f"its answer is invalid: {exc!r}"))
             return
         self._admit(guest)
 

@@ -21,6 +21,8 @@ from dataloaderjob.core.keys import Part
 from dataloaderjob.core.opening import Prove
 from dataloaderjob.core.tls import FIELD, TlsConnection, new_context
 
+_CREATED = "the operator, or `dataloaderjob run`, creates them; see its log"
+
 LOOK_EVERY_S = 1.0
 """Minimum number of seconds between two checks of the folder."""
 
@@ -74,7 +76,7 @@ class Credentials:
     def _found(self) -> tuple[int, int]:
         generation = newest(path.name for path in self._folder.iterdir())
         if generation is None:
-            raise InputError(f"{FIELD} is true, but {self._folder} has no certificates")
+            raise InputError(f"{FIELD} is true, but {self._folder} has no certificates: {_CREATED}")
         changed = max((self._folder / str(generation) / name).stat().st_mtime_ns for name in FILES)
         return generation, changed
 
@@ -87,8 +89,7 @@ class Credentials:
             ]
         except OSError as exc:  # ssl.SSLError is one
             raise InputError(
-                f"{FIELD} is true, but the certificates in {self._folder} cannot be read ({exc}): the operator, or "
-                "`dataloaderjob run`, creates them; see its log"
+                f"{FIELD} is true, but the certificates in {self._folder} cannot be read ({exc}): {_CREATED}"
             ) from exc
         self._loaded = loaded
         return made[0], made[1]

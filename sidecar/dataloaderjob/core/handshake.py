@@ -110,7 +110,7 @@ class Versions:
 
     def _refusal(self, theirs: object) -> AuthError:
         ours = str(self.newest) if self.oldest == self.newest else f"{self.oldest} to {self.newest}"
-        return AuthError(f"protocol version {ours} is needed, but the peer speaks {theirs}: {self.remedy}")
+        return AuthError(f"the peer must speak protocol version {ours}, but speaks {theirs}: {self.remedy}")
 
 
 DATA = Versions(
@@ -121,7 +121,7 @@ DATA = Versions(
 CONTROL = Versions(
     3,
     6,
-    "a job's images must be of the operator's release or the one before it: use such images, or a matching operator",
+    "use images of the operator's release or of the release before it",
 )
 """Versions of the messages to and from the supervisor (`core.supervision`), which an operator of another release may
 poll.
@@ -220,8 +220,8 @@ def check_transport(ours: str, facts: dict[str, Any], protocol: int, versions: V
     if theirs == ours or (theirs is None and protocol < versions.bound):
         return
     raise AuthError(
-        f"the peer must use the same transport as this side, which uses {ours}, but it uses "
-        f"{clean(theirs, MAX_TRANSPORT)}: somebody relays the connection; let nothing between the two change it"
+        f"both sides must use the same transport, but this side uses {ours} and the peer uses "
+        f"{clean(theirs, MAX_TRANSPORT)}: something relays the connection; connect the two directly"
     )
 
 

@@ -100,8 +100,8 @@ def of_job(job_key: bytes) -> KeyOf:
             return _of_role(made, role, also=FEEDER_ROLE)
         if protocol < NAMED:
             raise AuthError(
-                f"a feeder must speak protocol version {NAMED} or later, in which its name has a key of its own, but "
-                f"it speaks {protocol}: use images of one release for all of the job's pods"
+                f"the feeder speaks protocol version {protocol}, but version {NAMED} or later is required, in which "
+                "each feeder's name has its own key: use images from the same release for all of the job's pods"
             )
         return of_feeder(job_key, name)
 

@@ -162,7 +162,9 @@ def key_nbytes(head: bytes | memoryview) -> int:
     _, _, magic, version, _, nbytes, _ = HEADER.unpack_from(head)
     if magic != MAGIC or version != VERSION:
         found = bytes(head[SEAL.size : SEAL.size + 3]).hex()
-        raise RemoteProtocolError(f"a batch of version {VERSION} cannot have {found} after its digests")
+        raise RemoteProtocolError(
+            f"expected a batch of version {VERSION}, got one with {found} after its digests"
+        )
     if nbytes > MAX_SCHEMA_NBYTES:
         raise RemoteProtocolError(f"a batch's schema of {nbytes} bytes exceeds {MAX_SCHEMA_NBYTES}")
     return HEADER.size + int(nbytes)
@@ -200,9 +202,9 @@ class _Parser:
 
     def node(self, schema: tuple[Any, ...], depth: int) -> Node:
         if type(schema) is not tuple:
-            raise TypeError(f"a node is a {type(schema).__name__}")
+            raise TypeError(f"a node must be a tuple, but is a {type(schema).__name__}")
         if depth > MAX_DEPTH:
-            raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+            raise ValueError(f"its nodes are nested deeper than {MAX_DEPTH} levels")
         kind = NodeKind(schema[0])
         if kind in _BUFFERS:
             return self._buffer(kind, *schema[1:])
@@ -253,11 +255,14 @@ class _Parser:
 
     def _attributes(self, names: tuple[Any, ...], children: tuple[Any, ...], *, depth: int) -> Node:
         if len(_sized(names)) != len(_sized(children)) - 1 or not names:
-            raise ValueError(f"{len(names)} attributes for {len(children)} children")
+            raise ValueError(
+                f"expected attributes, and one child more than attributes, got {len(names)} attributes and "
+                f"{len(children)} children"
+            )
         if not all(map(_is_attribute, names)):
-            raise ValueError("an attribute with an invalid name")
+            raise ValueError("an attribute has an invalid name")
         if children[0][0] not in _WITH_ATTRIBUTES:
-            raise ValueError("attributes of something that cannot have any")
+            raise ValueError("a node has attributes, but cannot have any")
         return Node(kind=NodeKind.ATTRIBUTES, keys=names, children=self._children(children, depth))
 
     def _buffer(
@@ -319,11 +324,11 @@ def _class_name(name: tuple[str, ...]) -> ClassName:
 
 def _check_keys(kind: NodeKind, keys: tuple[Any, ...], count: int) -> None:
     if len(_sized(keys)) != count:
-        raise ValueError(f"{len(keys)} keys for {count} children")
+        raise ValueError(f"{count} children must have one key each, but {len(keys)} keys were found")
     if not all(map(values.is_key, keys)):
-        raise ValueError("an invalid key")
+        raise ValueError("a key of a mapping has an invalid type")
     if kind is NodeKind.DATACLASS and not all(map(_is_attribute, keys)):
-        raise ValueError("an invalid field name of a dataclass")
+        raise ValueError("a field of a dataclass has an invalid name")
 
 
 def _is_attribute(name: object) -> bool:

@@ -60,7 +60,7 @@ def wanted(data: bytes) -> int:
         return _HEAD.size - len(data)
     _, nbytes = _HEAD.unpack_from(data)
     if nbytes > MAX_PROOF_NBYTES:
-        raise AuthError(f"a proof has at most {MAX_PROOF_NBYTES} bytes, the peer announces {nbytes}")
+        raise AuthError(f"a proof may have at most {MAX_PROOF_NBYTES} bytes, but the peer announces {nbytes}")
     return int(_HEAD.size + nbytes - len(data))
 
 

@@ -324,8 +324,8 @@ def load(kind: type[T], path: Path) -> T:
     made = _made(kind, found, path, unknown)
     if unknown:
         sys.stderr.write(
-            f"settings for {kind.__name__} in {path}: ignored these fields, which this version does not "
-            f"know: {', '.join(sorted(unknown))}\n"
+            f"settings for {kind.__name__} in {path} have fields that this version does not know, and that it "
+            f"ignores: {', '.join(sorted(unknown))}\n"
         )
     return made
 
@@ -343,7 +343,7 @@ def _made(kind: type[T], found: Any, path: Path, unknown: list[str], inside: str
     ]  # fmt: skip
     if needed:
         raise InputError(
-            f"settings for {kind.__name__} in {path}: missing {[inside + name for name in needed]}"
+            f"settings for {kind.__name__} in {path} lack {', '.join(inside + name for name in needed)}: add them"
         )
     hints = get_type_hints(kind)
     known = {name: value for name, value in found.items() if name in fields}

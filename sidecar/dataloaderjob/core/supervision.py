@@ -319,7 +319,7 @@ def unpack_failure(payload: bytes | memoryview, known: Container[str] | None = N
     failure = sockets.parse_message(payload, "a failure of the service")
     name, message = failure.get("service"), failure.get("message")
     if not isinstance(name, str) or not isinstance(message, str):
-        raise RemoteProtocolError("a failure of the service must have a class and a message, which are texts")
+        raise RemoteProtocolError("a failure of the service must have a class and a message, both strings")
     cls = errors.named(name) if known is None or name in known else ServiceError
     return cls(clean_lines(message, MAX_MESSAGE))
 

@@ -43,7 +43,7 @@ from dataloaderjob.shipping.bundles import UserCode
 REPLAY_S = 1.0
 """Interval between progress reports while a slot is being rebuilt."""
 DIFFERS = (
-    "a batch that was rebuilt differs from the one sent before, so the batches that follow do not continue "
+    "a rebuilt batch differs from the one sent before, so the following batches do not continue "
     "the same sequence: the dataset is not deterministic given its seeds (does it use a clock, os.urandom, "
     "or the order in which processes run?)"
 )

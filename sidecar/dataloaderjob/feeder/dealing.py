@@ -20,7 +20,7 @@ SEEDS = (
 )
 LOADERS = (
     "all ranks that share dealt batches must have the same dataset and loader, but this rank's differ from "
-    "another's: with tail=, the dataset must be identical in all ranks (does it contain the rank, or a set "
+    "another's. With tail=, the dataset must be identical in all ranks (does it contain the rank, or a set "
     "with an order of its own?), and so must num_workers, batch_size, drop_last, tail and the loaded state"
 )
 EPOCHS = (

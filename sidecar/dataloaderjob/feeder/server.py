@@ -110,7 +110,11 @@ class FeederServer:
                     acceptor(on_machine(self.instance), 0, key=keys.of_roles(of_receivers))
                 )
             except OSError as exc:
-                log.info("%s: receivers on this machine get batches over TCP, too: %s", settings.name, exc)
+                log.info(
+                    "%s: cannot share memory with receivers on this machine, so they get batches over TCP: %s",
+                    settings.name,
+                    exc,
+                )
 
     @property
     def address(self) -> tuple[str, int]:

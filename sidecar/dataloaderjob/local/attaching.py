@@ -72,7 +72,7 @@ def find_attachable(name: str | None, folder: str | None) -> LiveRun:
         found = f"; found: {others}" if others else ": start one with `dataloaderjob run job.yaml`"
         raise InputError(f"{wanted} of yours is running on this machine{found}")
     which = ", ".join(f"{run.home} ({run.name})" for run in named)
-    raise InputError(f"found {len(named)} runs: choose one of them with --dir: {which}")
+    raise InputError(f"found {len(named)} runs; choose one of them with --dir: {which}")
 
 
 class Attached:

@@ -122,7 +122,7 @@ def _add_report(commands: Any) -> None:
     report = commands.add_parser(
         "report", help="write a page about a run: waiting, feeders and their events, slow samples, CPU, the verdict",
         description=(
-            "Writes one HTML file about a live run, or about one that was started with --record, or about a "
+            "Writes an HTML file about a live run, a run that was started with --record, or a "
             "job on a cluster, which it watches for a minute. The file can be opened offline."
         ),
     )  # fmt: skip
@@ -265,9 +265,9 @@ def _add_verify(commands: Any) -> None:
     verify = commands.add_parser(
         "verify", help="compare two recorded runs, or one run with its dataset",
         description=(
-            "Compares the batches that two runs consumed, or those that one run consumed with those that "
-            f"its code and data produce here, and names the first difference. {_TRUST} Exit codes: 0 "
-            "equal, 1 different, 2 inconclusive; see standard error."
+            "Compares the batches that two runs consumed, and names the first difference. If only one run is given, "
+            "compares its batches with those that its code and data produce here. "
+            f"{_TRUST} Exit codes: 0 equal, 1 different, 2 inconclusive; see standard error."
         ),
     )  # fmt: skip
     verify.add_argument("record", type=Path, help="the --record folder of a run")

@@ -243,7 +243,7 @@ def span(seconds: float) -> str:
 
 
 def percent(share: float | None, digits: int = 0) -> str:
-    return NONE if share is None else f"{100 * share:.{digits}f} %"
+    return NONE if share is None else f"{100 * share:.{digits}f}%"
 
 
 def fit_table(table: Table, height: int) -> Table:
@@ -313,7 +313,7 @@ def draw_table(table: Table, *, width: int, height: int) -> str:
 
 
 def progress_line(history: History, desired: int) -> str:
-    """Formats `12.3 batches/s, 0.470 GB/s, stall 3.1 %, pools 45 % full, feeders 2/3`, and the time of a
+    """Formats `12.3 batches/s, 0.470 GB/s, stall 3.1%, pools 45% full, feeders 2/3`, and the time of a
     device_stage."""
     last, rates = history.last, history.rates() or Rates()
     batches, gb, stall = _cells(rates)

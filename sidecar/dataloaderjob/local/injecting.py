@@ -134,7 +134,7 @@ class _Work:
             self.notices.append(f"{where} is left unchanged: {hint}")
         elif thing.get("kind") != KIND and _has_containers(thing):
             self.notices.append(
-                f"{where} is left unchanged: it is unknown where its pod templates are. Add the label "
+                f"{where} is left unchanged, because the place of its pod templates is unknown. Add the label "
                 f"{LABEL} to its pods, so that the cluster injects them"
             )
 

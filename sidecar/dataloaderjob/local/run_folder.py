@@ -29,7 +29,7 @@ def make_home(*, ray: bool) -> Path:
                 folders.mark(home)
                 return home
     raise InputError(
-        "a run requires a writable folder in which others cannot rename its files, with a path short "
-        f"enough for sockets, but neither {tempfile.gettempdir()} nor /tmp is one: set TMPDIR to such a "
-        f"folder, with a path of at most {limit - len(f'/{HOME_PREFIX}xxxxxxxx')} bytes"
+        "a run requires a writable folder in which others cannot rename files, and whose path has at most "
+        f"{limit - len(f'/{HOME_PREFIX}xxxxxxxx')} bytes, but neither {tempfile.gettempdir()} nor /tmp is such a "
+        "folder: set TMPDIR to one"
     )

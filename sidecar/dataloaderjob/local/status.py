@@ -321,7 +321,7 @@ def find_run(folder: str | None) -> LiveRun:
     if not live:
         raise InputError("you have no live run on this machine: start one with `dataloaderjob run job.yaml`")
     which = ", ".join(f"{run.home} ({run.name})" for run in live)
-    raise InputError(f"found {len(live)} runs: choose one of them with --dir: {which}")
+    raise InputError(f"found {len(live)} runs; choose one of them with --dir: {which}")
 
 
 def sidecar_status(path: str) -> dict[str, Any]:

@@ -36,7 +36,7 @@ def check(folder: Path, trusted: Collection[str] = ()) -> None:
         if who := _others_who_write(path, found):
             raise InputError(
                 f"the record {folder} contains code, and {who} can change {path} (mode "
-                f"{stat.S_IMODE(found.st_mode):04o}): if it is as you left it, chmod -R go-w {folder}"
+                f"{stat.S_IMODE(found.st_mode):04o}): if nobody has changed it, run `chmod -R go-w {folder}`"
             )
     # Group-writable parents are accepted, because the group can replace the user's scripts there, too.
     for above in folder.resolve().parents:

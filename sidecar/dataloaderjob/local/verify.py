@@ -173,7 +173,7 @@ def _compare_content(
         except RemoteProtocolError as exc:
             said = str(exc)
         lines.append(
-            said or "rebuilt, both are equal: the batch depends on more than code, data, keys and seed"
+            said or "both rebuilt batches are equal: the batch depends on more than code, data, keys and seed"
         )
     return lines
 

@@ -42,7 +42,7 @@ def checked_torch(state: Any) -> torch.Tensor:
     _, left, _, following = _TORCHS.unpack_from(data)
     if not 1 <= left <= WORDS or following > WORDS + 1 - left:
         raise ValueError(
-            f"expected a position of at most {WORDS + 1} words together with those left, got {following} and {left}"
+            f"expected at most {WORDS + 1} used and unused words, got {following} used and {left} unused ones"
         )
     return state
 
@@ -60,7 +60,7 @@ def checked_numpy(state: Any) -> Any:
         kind, words, position, _, gauss = state
         is_legacy = kind == "MT19937" and type(words) is np.ndarray and type(gauss) is float
         if not is_legacy or words.shape != (WORDS,) or words.dtype != np.uint32:
-            raise ValueError(f"expected {WORDS} words of MT19937")
+            raise ValueError(f"expected {WORDS} words of MT19937, got something else")
         checked_position(position)
         return state
     if type(state) is not dict:
@@ -83,5 +83,5 @@ def numpys_words(words: Any, dtype: Any) -> np.ndarray[Any, Any]:
             f"expected at most {_MAX_KEY} words of {' or '.join(_KEYS)}, got an array of {dtype!r:.40}"
         )
     if not all(type(word) is int for word in words):
-        raise ValueError("expected words that are whole numbers")
+        raise ValueError("the words of a generator's state must be whole numbers")
     return np.array(words, dtype)

@@ -98,7 +98,9 @@ def requested_key(request: Mapping[str, Any]) -> str:
     """Returns the key of the requested feeder's name; empty if the supervisor has none. Raises RemoteProtocolError."""
     key = request.get("key", "")
     if not isinstance(key, str) or (key and not _KEY.fullmatch(key)):
-        raise RemoteProtocolError(f"key is needed as {2 * NBYTES} hexadecimal digits, found something else")
+        raise RemoteProtocolError(
+            f"a feeder's key must have {2 * NBYTES} hexadecimal digits, but has another form"
+        )
     return key
 
 
@@ -245,7 +247,7 @@ def _whole(value: Any, field: str, limit: int) -> int:
 
 def _text(value: Any, field: str, limit: int) -> str:
     if not isinstance(value, str) or len(value) > limit:
-        raise _odd(field, f"a text of at most {limit} characters", value)
+        raise _odd(field, f"a string of at most {limit} characters", value)
     return clean(value, limit)
 
 

@@ -132,7 +132,7 @@ def _dial(path: str) -> socket.socket:
 
 def _why(index: int, feeder: dict[str, Any] | None) -> Why:
     if feeder is None:
-        return Why(index, Cause.LOST, "the feeder host was restarted, without it", dead=True)
+        return Why(index, Cause.LOST, "the feeder host was restarted without this feeder", dead=True)
     code = feeder["code"]
     if code is None:
         return Why(index, Cause.STARTS, "its process is running, but has not reported yet")

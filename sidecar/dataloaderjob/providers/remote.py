@@ -50,7 +50,9 @@ class RemoteProvider:
         """`gone`: called by another thread, with an exit code, if the other process has ended. Raises InputError if the
         socket's path is not set."""
         if settings.provider_socket is None:
-            raise InputError("provider_socket, the path of the provider's socket, is required: found none")
+            raise InputError(
+                "the settings must contain provider_socket, the path of the provider's socket, but do not"
+            )
         self._path, self._wait_s = settings.provider_socket, settings.init_timeout_s
         self._answer_s, self._gone = answer_s, gone
         self._sock: socket.socket | None = None
@@ -132,7 +134,7 @@ class RemoteProvider:
         """Sends a request, if there is one, and returns the next answer. Raises OSError and ProtocolError. Raises
         ServiceError if the answer is an error."""
         if self._sock is None:
-            raise ProviderLost("connect comes first")
+            raise ProviderLost("connect() must be called before any request")
         if request is not None:
             self._sock.settimeout(max(0.01, deadline - time.monotonic()))
             self._sock.sendall(link.pack(request))
@@ -157,7 +159,7 @@ def _receive(sock: socket.socket, nbytes: int, deadline: float) -> bytes:
     while len(data) < nbytes:
         left_s = deadline - time.monotonic()
         if left_s <= 0:
-            raise TimeoutError("no complete answer in time")
+            raise TimeoutError("it did not answer in time")
         sock.settimeout(left_s)
         got = sock.recv(min(nbytes - len(data), 1 << 16))
         if not got:

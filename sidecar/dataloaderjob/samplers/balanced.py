@@ -63,7 +63,10 @@ class ElasticBalancedBatchSampler(ElasticSampler[list[int]]):
         self.batch_size = global_batch_size // self.num_replicas
         self._digest = of.digest(self._lengths)
         self.total_size = fit(
-            self._lengths.size, global_batch_size, self.tail, what="samples over global batches"
+            self._lengths.size,
+            global_batch_size,
+            self.tail,
+            what="samples must be a multiple of the global batch size",
         )
         self.num_samples = self.total_size // self.num_replicas
 

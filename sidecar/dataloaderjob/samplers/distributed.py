@@ -97,9 +97,19 @@ class ElasticDistributedSampler(ElasticSampler[int]):
         """Returns the position at which the epoch ends if all ranks start at position `start`."""
         total = self._samples
         if self.global_batch_size is not None:
-            total = fit(total, self.global_batch_size, self.tail, what="samples over global batches")
+            total = fit(
+                total,
+                self.global_batch_size,
+                self.tail,
+                what="samples must be a multiple of the global batch size",
+            )
         rest = max(total - start, 0)
-        return start + fit(rest, self.num_replicas, self.tail, what="samples that are left over ranks")
+        return start + fit(
+            rest,
+            self.num_replicas,
+            self.tail,
+            what="remaining samples must be a multiple of the number of ranks",
+        )
 
 
 def check_shares(global_batch_size: int, ranks: int) -> None:

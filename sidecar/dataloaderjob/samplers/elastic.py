@@ -249,7 +249,7 @@ def fit(count: int, unit: int, tail: Tail, *, what: str) -> int:
         return count
     if tail == "error":
         raise InputError(
-            f"{what} must divide without a remainder (tail='error'), but are {count} and {unit}: choose "
-            "other sizes, or tail='drop' or 'pad'"
+            f"with tail='error', the number of {what} ({unit}), but is {count}: choose other sizes, or tail='drop' or "
+            "'pad'"
         )
     return count - over if tail == "drop" else count - over + unit

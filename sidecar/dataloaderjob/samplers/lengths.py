@@ -25,7 +25,7 @@ def check_lengths(lengths: Lengths) -> I64:
     whole = values.size == 0 or np.issubdtype(values.dtype, np.integer)
     if values.ndim != 1 or not whole or (values < 0).any():
         raise InputError(
-            "lengths must be one-dimensional, with one whole number, 0 or more, for each sample, but are "
+            "lengths must be a one-dimensional array with a whole number, at least 0, for each sample, but are "
             f"{values.dtype} of shape {values.shape}: count tokens, frames or bytes"
         )
     return values.astype(np.int64)

@@ -87,7 +87,15 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
 
     def __len__(self) -> int:
         ranks = self.num_replicas
-        return fit(self._count(self.epoch), ranks, self.tail, what="batches over ranks") // ranks
+        return (
+            fit(
+                self._count(self.epoch),
+                ranks,
+                self.tail,
+                what="batches must be a multiple of the number of ranks",
+            )
+            // ranks
+        )
 
     def identity(self) -> dict[str, Any]:
         own = {
@@ -113,7 +121,7 @@ class ElasticTokenBatchSampler(ElasticSampler[list[int]]):
                 self._count(place.epoch) - place.position,
                 ranks,
                 self.tail,
-                what="batches that are left over ranks",
+                what="remaining batches must be a multiple of the number of ranks",
             )
         start, chunk = self._chunk_of(place)
         if self._starts[0] != place.epoch:

@@ -160,7 +160,7 @@ def main_source() -> dict[str, Any]:
     }
 
 
-MOCK = "A mock stays in its process: patch with new= and a function"
+MOCK = "A mock cannot leave its process: patch with new= and a function"
 
 
 def is_mock(part: Any) -> bool:

@@ -357,7 +357,7 @@ class Fresh:
                 remedy = (
                     f". {MOCK}, or use num_workers=0"
                     if is_mocked
-                    else ": create it there, or in worker_init_fn"
+                    else ": create it at the top of that module, or in worker_init_fn"
                 )
                 raise InputError(
                     f"the dataset needs {module}.{path}, a {type_name}, which can neither be copied nor be "

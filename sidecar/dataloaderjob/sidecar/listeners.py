@@ -262,7 +262,7 @@ class TrainerListener(Listener[Guest]):
 def _reason(exc: Exception) -> str:
     if isinstance(exc, DataLoaderJobError):
         return str(exc)
-    return f"the message makes no sense ({first_line(exc)}): install the same dataloaderjob version on both sides"
+    return f"the message is invalid ({first_line(exc)}): install the same dataloaderjob version on both sides"
 
 
 def listen(path: str, *, anyone: bool = False) -> socket.socket:

@@ -66,7 +66,7 @@ class SharedBodies:
                 "a file descriptor was lost: this process may have reached its limit on open files"
             )
         if len(self._fds) > _MOST_AT_ONCE:
-            raise RemoteProtocolError("file descriptors arrived that do not belong to any batch")
+            raise RemoteProtocolError("file descriptors arrived that belong to no batch")
         return n
 
     def body(self, number: int, nbytes: int) -> memoryview:
@@ -77,7 +77,7 @@ class SharedBodies:
             found = self._buffers[number] = self._map(number, nbytes)
         if nbytes > len(found):
             raise RemoteProtocolError(
-                f"a peer claims that a batch of {nbytes} bytes is in a buffer of {len(found)}"
+                f"a peer claims that a batch of {nbytes} bytes is in a buffer of {len(found)} bytes"
             )
         return memoryview(found)[:nbytes]
 
@@ -90,7 +90,9 @@ class SharedBodies:
         fd = self._fds.popleft()
         try:
             if not sealed(fd):  # truncating mapped memory kills the process that reads it
-                raise RemoteProtocolError(f"buffer {number} is not memory that is sealed against resizing")
+                raise RemoteProtocolError(
+                    f"the memory of buffer {number} must be sealed against resizing, but is not"
+                )
             about = os.fstat(fd)
             if not 0 < nbytes <= min(about.st_size, about.st_blocks * _BLOCK_NBYTES):
                 raise RemoteProtocolError(

@@ -279,7 +279,7 @@ class Supervisor:
         alone may be cut off. Returns True if the feeder is replaced."""
         with self._changed:
             if witness is not None and not self._most_agree(instance, witness):
-                log.info("%s (%s) is %s, says %s", name, instance, reason, "/".join(witness))
+                log.info("%s (%s) is %s, according to %s", name, instance, reason, "/".join(witness))
                 return False
             instructions = self._feeders.replace(name, instance, reason, time.monotonic())
             self._urgent += instructions

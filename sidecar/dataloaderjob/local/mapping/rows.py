@@ -102,7 +102,7 @@ class Apply:
         except Exception as exc:  # for example, different lengths or unknown types
             raise InputError(
                 f"torch's default_collate cannot collate the samples of {shown(rows)}: {exc}. Use "
-                "--collate-fn to name a function in the script that can"
+                "--collate-fn to name a function in the script that collates them"
             ) from exc
 
 

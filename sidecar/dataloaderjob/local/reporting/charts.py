@@ -61,7 +61,7 @@ def waiting(found: Analysis) -> Chart:
         _lines(axes, found, lambda span: {r: 100 * w for r, w in span.waiting.items()})
         axes.set_ylim(0, 120 if len(found.ranks) > 1 else 104)
         axes.set_yticks(range(0, 101, 20))
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.0f} %"))
+        axes.yaxis.set_major_formatter(FuncFormatter(lambda y, _: f"{y:.0f}%"))
         _over_time(axes, found)
 
     return _chart("waiting", draw)

@@ -92,8 +92,8 @@ def _head(namespace: str, job: str) -> tuple[str, str, str]:
     ready = _pods(namespace, SELECTOR.format(job, "head"))
     if not ready:
         raise InputError(
-            f"found no ready head pod of a DataLoaderJob {job} in namespace {namespace}: see `kubectl get dlj -n "
-            f"{namespace}`. The job must be running"
+            f"found no ready head pod for DataLoaderJob {job} in namespace {namespace}: the job must be running "
+            f"(check with `kubectl get dlj -n {namespace}`)"
         )
     containers = {one["name"]: one.get("command", []) for one in ready[0]["spec"]["containers"]}
     for name in CONTAINERS:
@@ -103,7 +103,9 @@ def _head(namespace: str, job: str) -> tuple[str, str, str]:
                 name,
                 str(containers[name][containers[name].index("--settings") + 1]),
             )
-    raise InputError(f"the head pod of {job} has no container with a supervisor: it is from another release")
+    raise InputError(
+        f"the head pod of {job} has no container with a supervisor: use the `dataloaderjob` of its release"
+    )
 
 
 def _pods(namespace: str, selector: str) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ FOOTER = (
 )
 WAITING = (
     "The share of its time that each rank spent waiting in next(). Near 0 is good: training never waits. "
-    "Near 100 % means that training is starved of batches."
+    "Near 100% means that training is starved of batches."
 )
 READY = (
     "Batches in a rank's pool that have not been taken yet. A line that stays high means that feeders are "

@@ -103,7 +103,7 @@ def _reasons(found: Analysis) -> Iterator[str]:
         more = f"{advice.gain:.2g} times faster"
         yield (
             f"The limit is {LIMITS[advice.limit]}. {_count(advice.feeders, 'feeder')} with one CPU each "
-            f"would suffice (this run had {found.feeders}), and would make it up to {more}; then the limit is "
+            f"would suffice (this run had {found.feeders}), and would make training up to {more}. The next limit is "
             f"{LIMITS[advice.next_limit]}."
         )
     elif advice.feeders:

@@ -120,7 +120,7 @@ def main() -> int:
     try:
         settings = load(SupervisorSettings, parser.parse_args().settings)
         if settings.provider_socket is None:
-            raise InputError("provider_socket, the path to listen on, is required: found none")
+            raise InputError("the settings must contain provider_socket, the path to listen on, but do not")
         provider = RayProvider(settings)
         provider.connect()
         leave_on_signals()  # again, because ray.init sets its own handlers

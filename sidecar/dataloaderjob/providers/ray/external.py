@@ -74,9 +74,7 @@ def described(address: str, *, remedy: str = HERE) -> list[Any]:
         found = gcs.internal_kv_get(b"CLUSTER_METADATA", namespace=b"cluster", timeout=TIMEOUT_S)
         infos = gcs.get_all_node_info(timeout=TIMEOUT_S).values()
     except AuthenticationError as exc:
-        raise ServiceError(
-            f"the Ray cluster at {address} needs its own token, and refused the one that was found: {remedy}"
-        ) from exc
+        raise ServiceError(f"the Ray cluster at {address} refused this process's token: {remedy}") from exc
     except Exception as exc:
         raise ServiceError(
             f"no Ray cluster answers at {address}: {first_line(exc)}; set {FIELD}.address to the host:port of the "
@@ -93,10 +91,10 @@ def compare_versions(cluster: Mapping[str, Any], *, ray: str, python: str) -> No
     if theirs[0] == ray and minor(theirs[1]) == minor(python):
         return
     raise VersionsDiffer(
-        f"the Ray cluster of {FIELD} runs Ray {theirs[0]} on Python {theirs[1]}, this job has Ray {ray} on Python "
-        f"{python}: both need the same Ray version and the same minor version of Python; install "
+        f"the Ray cluster of {FIELD} runs Ray {theirs[0]} on Python {theirs[1]}, but this job has Ray {ray} on Python "
+        f"{python}, and both need the same Ray version and the same minor version of Python: install "
         f"ray=={theirs[0]} on Python {minor(theirs[1])} here (on Kubernetes: in the feeders' image), or choose a "
-        "cluster with these versions"
+        "different cluster"
     )
 
 

@@ -82,7 +82,7 @@ class RayNode:
         if len(os.fsencode(self.folder)) > MAX_FOLDER_NBYTES:
             raise InputError(
                 f"Ray needs a folder whose path has at most {MAX_FOLDER_NBYTES} bytes for its sockets, "
-                f"found {self.folder}: {remedy}"
+                f"but {self.folder} is longer: {remedy}"
             )
         self.token_path = token_path
         self.tuning = tuning or RayTuning()
@@ -143,7 +143,7 @@ class RayNode:
     def start_code(self) -> int | None:
         """Returns the exit code of `ray start`; None while it runs. Raises RuntimeError before `launch`."""
         if self._starter is None:
-            raise RuntimeError("launch comes first")
+            raise RuntimeError("launch() must be called before start_code()")
         return self._starter.poll()
 
     def pids(self) -> dict[int, str]:

@@ -127,15 +127,15 @@ class Explainer:
             elif life.restarts:
                 yield Why(
                     index, Cause.FAILS,
-                    "its process or its node ended before it reported, and Ray starts it again: the output of its "
-                    "pod, or of this run, may explain why",
+                    "its process or its node ended before the feeder reported, and Ray starts the feeder again: the "
+                    "output of its pod, or of this run, may explain why",
                 )  # fmt: skip
             elif life.registered:
                 yield Why(index, Cause.STARTS, "its process is running, but has not reported yet")
             elif free <= 0:
                 self._starting.pop(index, None)
                 joining = now - self._crowded.setdefault(index, now) < JOIN_S
-                lacking = room.lacking or "others have taken it"
+                lacking = room.lacking or "other feeders use it"
                 if joining:
                     yield Why(index, Cause.STARTS, f"no Ray node has room for it yet ({lacking})")
                 else:
@@ -163,8 +163,8 @@ class Explainer:
         return (
             f"none of its worker processes registered with Ray within worker_register_timeout, "
             f"{self._register_timeout_s:g} s; Ray ends each one and starts another: raise "
-            "spec.ray.managed.tuning.workerRegisterTimeoutSeconds. If they crash at their start instead, Ray's log on "
-            "their node, raylet.out, shows the crash"
+            "spec.ray.managed.tuning.workerRegisterTimeoutSeconds. If they crash at startup instead, Ray's log "
+            "raylet.out on their node shows the crash"
         )
 
 
@@ -206,8 +206,8 @@ class RayProvider:
                 )
             except Exception as exc:
                 raise ServiceError(
-                    f"Ray at {settings.ray_address} refused the supervisor: {exc} (needed: a live head, and "
-                    "RAY_AUTH_MODE=token with the cluster's token in RAY_AUTH_TOKEN_PATH)"
+                    f"Ray at {settings.ray_address} refused the supervisor: {exc}. The head must be running, and the "
+                    "cluster's token must be in RAY_AUTH_TOKEN_PATH, with RAY_AUTH_MODE=token"
                 ) from exc
         self.session = str(ray.get_runtime_context().get_session_name())
         self.in_force = {"version": ray.__version__, **ray_state.state.get_system_config()}  # type: ignore[no-untyped-call]
@@ -219,10 +219,9 @@ class RayProvider:
         settings = self._settings
         return (
             f"ray.init to {settings.ray_address} did not return within {settings.init_timeout_s:.0f} s. "
-            f"Ray's worker_register_timeout is {settings.worker_register_timeout_s} s: if a worker "
-            "process takes longer than that to start, Ray kills and restarts it forever. Raise "
-            "spec.ray.managed.tuning.workerRegisterTimeoutSeconds, or see the logs of gcs_server and raylet if the "
-            "head itself does not answer"
+            f"Ray restarts a worker process that takes longer than {settings.worker_register_timeout_s} s to start: "
+            "raise spec.ray.managed.tuning.workerRegisterTimeoutSeconds. If the head itself does not answer, see the "
+            "logs of gcs_server and raylet"
         )
 
     def found(self) -> list[int]:
@@ -254,7 +253,7 @@ class RayProvider:
         try:
             ray.kill(ray.get_actor(name_of(index), namespace=self._namespace), no_restart=True)
         except ValueError:
-            log.debug("%s is not there", name_of(index))
+            log.debug("%s does not exist", name_of(index))
         except Exception as exc:
             log.warning("%s could not be killed: %s", name_of(index), first_line(exc))
 

@@ -123,8 +123,8 @@ def caution(trainer: Mapping[str, Any], feeder: Mapping[str, Any]) -> str | None
     if "cpu" not in trainer or trainer["cpu"] == feeder.get("cpu"):
         return None
     return (
-        f"CPU capability {feeder.get('cpu', 'unknown')} here, but {trainer['cpu']} in the trainer: "
-        "floating-point sums may differ in the last bit; if bytes must be equal, set "
+        f"the feeder's CPU capability is {feeder.get('cpu', 'unknown')}, but the trainer's is {trainer['cpu']}, so "
+        "floating-point sums may differ in the last bit: if bytes must be equal, set "
         "ATEN_CPU_CAPABILITY=default in both"
     )
 

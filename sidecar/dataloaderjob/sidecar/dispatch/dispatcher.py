@@ -264,7 +264,8 @@ class Dispatcher(Assignments):
         ticket = attempt.ticket
         if ticket.slot is None:
             raise RemoteProtocolError(
-                f"ticket {ticket.number} has no slot that could end, but {attempt.feeder.endpoint.name} reports an end"
+                f"ticket {ticket.number} has no slot that could end, but {attempt.feeder.endpoint.name} reports the "
+                "end of a slot"
             )
         if not frames.says_there(payload):
             batches = frames.unpack_end(payload, ticket.number_in_slot)
@@ -275,7 +276,7 @@ class Dispatcher(Assignments):
             self.say_there(ticket)
         else:
             raise RemoteProtocolError(
-                f"ticket {ticket.number} requests its batch, and not only whether the batch exists"
+                f"ticket {ticket.number} requests a batch, but a feeder answered only that the batch exists"
             )
 
     def _finished(self, now: float, attempt: Attempt) -> None:
@@ -298,7 +299,7 @@ class Dispatcher(Assignments):
         if header.nbytes > attempt.extent.nbytes:
             if attempt.state is not AttemptState.ASKED:
                 raise RemoteProtocolError(
-                    f"a body of {header.nbytes} bytes arrived, but {attempt.extent.nbytes} were granted"
+                    f"a body of {header.nbytes} bytes arrived, but only {attempt.extent.nbytes} bytes were granted"
                 )
             # This is an earlier copy, which was cancelled too late. The ticket was sent here again, with less room.
             self.counters.late_copies += 1

@@ -293,7 +293,7 @@ def _who(machine: Dispatcher, ticket: Ticket) -> str:
         )
     up = sum(feeder.up for feeder in machine.feeders.values())
     if up:
-        return f"{up} feeders are connected, but are busy with other batches or silent"
+        return f"{up} feeders are connected, but they are silent or busy with other batches"
     return _unconnected(machine)
 
 
@@ -304,7 +304,7 @@ def _unconnected(machine: Dispatcher) -> str:
     reasons = [*machine.supervisor_notes[:3], *why]
     notes = f" ({'; '.join(reasons)})" if reasons else ""
     wanted = "" if machine.desired_feeders is None else f" of {machine.desired_feeders}"
-    return f"no feeder is connected, {len(machine.feeders)}{wanted} known{notes}"
+    return f"no feeder is connected; the supervisor lists {len(machine.feeders)}{wanted} feeders{notes}"
 
 
 def _note_unconnected(machine: Dispatcher, now: float) -> None:

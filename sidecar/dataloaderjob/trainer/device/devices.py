@@ -108,10 +108,9 @@ class Accelerator:
         is_dense = tensor.layout is torch.strided and not tensor.is_nested
         if tensor.is_quantized or not (is_dense or tensor.layout is torch.jagged):
             raise InputError(
-                "device= supports only dense tensors, and nested ones with layout=torch.jagged, because "
-                f"torch can keep their memory for a stream, but the batch has one of {tensor.dtype} with "
-                f"layout {tensor.layout}: return its parts, such as indices and values, and assemble them "
-                "in the training loop"
+                "device= supports only dense tensors, and nested tensors with layout=torch.jagged, but the batch has a "
+                f"tensor of {tensor.dtype} with layout {tensor.layout}: return its parts, such as indices and values, "
+                "and assemble them in the training loop"
             )
         if tensor.device == self._device:
             return tensor

@@ -35,48 +35,46 @@ def check(spec: EpochSpec, device: Any, device_stage: Any, prefetch_device: Any)
 
 def _check_tail(spec: EpochSpec, is_stream: bool) -> None:
     if spec.tail not in TAILS:
-        raise ValueError(f"tail must be 'drop', 'pad' or 'error', found {spec.tail!r}")
+        raise ValueError(f"tail must be 'drop', 'pad' or 'error', but is {spec.tail!r}")
     if not is_stream:
         raise InputError(
-            "tail= is for an IterableDataset; a sampler deals the samples of other datasets to ranks: use "
-            "DistributedSampler, and its drop_last"
+            "tail= is only for an IterableDataset: for other datasets, use DistributedSampler and its drop_last"
         )
     if spec.num_workers == 0:
         raise InputError(
-            "tail= deals the batches that feeders make: set num_workers to the number of workers that read the dataset "
-            "for all ranks together, found 0"
+            "tail= deals batches from feeders, but num_workers is 0: set it to the number of workers that read the "
+            "dataset for all ranks together"
         )
 
 
 def _check_stage(spec: EpochSpec, is_stream: bool) -> None:
     if not callable(spec.stage):
-        raise TypeError(f"stage must be a function of one sample, found {type(spec.stage).__name__}")
+        raise TypeError(f"stage must be a function of one sample, but is of type {type(spec.stage).__name__}")
     if not is_stream:
         raise InputError(
-            "stage= is for an IterableDataset, whose slots read in order; any feeder can make any batch of other "
-            "datasets: do the same work in __getitem__"
+            "stage= is only for an IterableDataset: for other datasets, do the same work in __getitem__"
         )
 
 
 def _check_device(device: Any, stage: Any, ahead: Any) -> None:
     if stage is not None and not callable(stage):
         raise TypeError(
-            f"device_stage must be a function of a batch and a generator, found {type(stage).__name__}"
+            f"device_stage must be a function of a batch and a generator, but is of type {type(stage).__name__}"
         )
     if type(ahead) is not int or not 1 <= ahead <= MOST_AHEAD:
-        raise ValueError(f"prefetch_device must be a number from 1 to {MOST_AHEAD}, found {ahead!r}")
+        raise ValueError(f"prefetch_device must be a number from 1 to {MOST_AHEAD}, but is {ahead!r}")
     if stage is not None and device is None:
         raise InputError("device_stage= needs device=, the device of its batches, such as 'cuda' or 'cpu'")
 
 
 def _check_parts(spec: EpochSpec, is_stream: bool) -> None:
     if type(spec.parts) is not int or not 1 <= spec.parts <= MOST_AHEAD:
-        raise ValueError(f"parts must be a number from 1 to {MOST_AHEAD}, found {spec.parts!r}")
+        raise ValueError(f"parts must be a number from 1 to {MOST_AHEAD}, but is {spec.parts!r}")
     if is_stream or spec.batch_sampler is None or getattr(spec.dataset, "__getitems__", None):
         raise InputError(
-            "parts= requires a map-style dataset, whose samples are made one by one. It does not support an "
+            "parts= requires a map-style dataset whose samples are made one by one. It does not support an "
             "IterableDataset, batch_size=None or a dataset with __getitems__, such as torch's Subset: instead of a "
-            "Subset, pass the dataset that it is a subset of, and sampler=SubsetRandomSampler(subset.indices)"
+            "Subset, pass its original dataset, and sampler=SubsetRandomSampler(subset.indices)"
         )
     if spec.collate_fn is not default_collate:
         raise InputError(

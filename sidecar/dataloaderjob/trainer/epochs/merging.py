@@ -24,12 +24,12 @@ def merged(parts: Sequence[Any], counts: Sequence[int]) -> Any:
     parts cannot be merged."""
     kind = type(parts[0])
     if any(type(part) is not kind for part in parts):
-        raise NotMergedError("parts of several types")
+        raise NotMergedError("the parts have different types")
     if kind is torch.Tensor:
         return _tensor(parts, counts)
     if kind is dict:
         if any(list(part) != list(parts[0]) for part in parts):
-            raise NotMergedError("dicts of several keys")
+            raise NotMergedError("the dicts have different keys")
         return {key: merged([part[key] for part in parts], counts) for key in parts[0]}
     if issubclass(kind, tuple) and hasattr(kind, "_fields"):
         return kind(*(merged(items, counts) for items in zip(*parts, strict=True)))
@@ -39,10 +39,10 @@ def merged(parts: Sequence[Any], counts: Sequence[int]) -> Any:
     if any(isinstance(item, str | bytes) for item in items):  # default_collate leaves these as they are
         are_samples = all(isinstance(item, str | bytes) for item in items)
         if not are_samples or [len(part) for part in parts] != list(counts):
-            raise NotMergedError("strings that are not one for each sample")
+            raise NotMergedError("there is not one string for each sample")
         return kind(items)
     if len(set(map(len, parts))) > 1:
-        raise NotMergedError(f"a {kind.__name__} of several lengths")
+        raise NotMergedError(f"a {kind.__name__} has different lengths in the parts")
     return kind(merged(items, counts) for items in zip(*parts, strict=True))
 
 
@@ -50,7 +50,7 @@ def _tensor(parts: Sequence[torch.Tensor], counts: Sequence[int]) -> torch.Tenso
     first = parts[0]
     for part, count in zip(parts, counts, strict=True):
         if part.dtype != first.dtype or part.shape != (count, *first.shape[1:]):
-            raise NotMergedError("tensors of several shapes or types")
+            raise NotMergedError("the tensors have different shapes or types")
         if part.layout is not torch.strided or part.requires_grad:
-            raise NotMergedError("tensors that are not plain")
+            raise NotMergedError("the tensors are not dense, or require a gradient")
     return torch.cat(list(parts))

@@ -48,7 +48,7 @@ class PlanKind:
             return PlanKind()
         kind = PlanKind(spec.tail, slot_places.world(), slot_places.rank())
         if kind.ranks > MOST_AHEAD:
-            raise InputError(f"tail= deals to {MOST_AHEAD} ranks at most, found {kind.ranks} (WORLD_SIZE)")
+            raise InputError(f"tail= supports at most {MOST_AHEAD} ranks, but WORLD_SIZE is {kind.ranks}")
         return kind
 
     def session(self, loader: EpochSource, facts: Mapping[str, Any], batches: list[Any]) -> dict[str, Any]:

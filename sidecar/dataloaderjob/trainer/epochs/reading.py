@@ -17,7 +17,7 @@ from dataloaderjob.trainer.session.stream import SlotEndedError, SlotGoesOnError
 from dataloaderjob.trainer.session.taking import NOTHING, Taker
 
 _DIFFERS = (
-    "batch {number} of slot {slot} differed when it was rebuilt, so the batches that follow do not "
+    "batch {number} of slot {slot} differed when it was rebuilt, so the following batches do not "
     "continue the same sequence: the dataset is not deterministic given its seeds (does it use a clock, "
     "os.urandom, or the order in which processes run?)"
 )

@@ -87,8 +87,8 @@ class Relay:
             return None
         mb, most = nbytes / 1e6, MOST_READ_NBYTES / 1e6
         return InputError(
-            f"batch {place.number} of slot {place.slot} has {mb:.1f} MB before its stage, but only {most:.0f} can "
-            "be passed to another feeder: reduce batch_size, or let the dataset return less (encoded bytes, file "
+            f"batch {place.number} of slot {place.slot} has {mb:.1f} MB before its stage, but at most {most:.0f} MB "
+            "can be passed to another feeder: reduce batch_size, or let the dataset return less (encoded bytes, file "
             "names) and the stage do more"
         )
 

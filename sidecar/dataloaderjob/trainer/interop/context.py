@@ -56,10 +56,9 @@ class FeedersContext(contexts.ForkContext):
 
         if self.of.get("device_stage") is not None:
             raise InputError(
-                "device_stage= was lost when another library rebuilt this loader, so batches would arrive "
-                "as feeders make them: use adopt(accelerator.prepare(loader)) from "
-                "dataloaderjob.accelerate, and load_state() instead of skip_first_batches(); or run the "
-                "stage in the training loop"
+                "device_stage= was lost when another library rebuilt this loader: use "
+                "adopt(accelerator.prepare(loader)) from dataloaderjob.accelerate, and load_state() instead of "
+                "skip_first_batches(), or run the stage in the training loop"
             )
         return Worker(target, args, self)
 

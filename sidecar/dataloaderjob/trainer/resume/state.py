@@ -139,8 +139,8 @@ def compare(saved: LoaderState, own: LoaderState, *, is_new_epoch: bool) -> list
     if differ:
         raise InputError(
             f"the state belongs to a different loader: {'; '.join(differ)}. Load it into the loader that "
-            "saved it, or begin a new epoch without it; dataset_id= declares that two datasets of the "
-            "same length are the same"
+            "saved it, or begin a new epoch without it. If the datasets are the same, give both loaders the same "
+            "dataset_id="
         )
     said = []
     if saved and (ids[0] is None) != (ids[1] is None):

@@ -276,8 +276,12 @@ class Client:
                     started = time.monotonic()
                     continue
                 raise DeadlineExceeded(
-                    f"DataLoader timed out after {limit:g} seconds: batch {number} is not ready "
-                    + ("(the loader's timeout)" if timeout_s else "and the sidecar did not give up")
+                    f"DataLoader timed out after {limit:g} seconds: batch {number} is not ready"
+                    + (
+                        " (the loader's timeout)"
+                        if timeout_s
+                        else ", and the sidecar has not reported an error"
+                    )
                     + f": {who or 'the sidecar does not report who is late'}"
                 )
 

@@ -195,7 +195,7 @@ class Pool:
         _, _, _, offset, nbytes = entry
         if offset + nbytes > region.nbytes:
             raise RemoteProtocolError(
-                f"the sidecar published {nbytes} bytes at {offset} of a region of {region.nbytes}"
+                f"the sidecar published {nbytes} bytes at offset {offset} of a {region.nbytes}-byte region"
             )
         size = -(-nbytes // PAGE) * PAGE
         if size > self._widest:

@@ -146,7 +146,7 @@ def compare_with_feeders(window: int) -> None:
     if not is_private() and window < per_rank:
         say_once(
             f"{window} prefetched batches cannot keep {per_rank} feeders busy (the job has {feeders} for "
-            f"{ranks} ranks): omit num_workers, or raise prefetch_factor (times num_workers)"
+            f"{ranks} ranks): omit num_workers, or raise prefetch_factor * num_workers"
         )
 
 

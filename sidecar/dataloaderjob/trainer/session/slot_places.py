@@ -128,7 +128,7 @@ class Saved:
             }
             _refuse_pickles(snapshots, allow_pickle)
             if slots is not None and not _is_of(state, slots):
-                raise ValueError(f"it needs {slots} slots")
+                raise ValueError(f"the loader has {slots} slots, but the entry has a different number")
             digests = {slot: one for slot, one in enumerate(state["digests"]) if one is not None}
             return Saved(
                 snapshots,
@@ -189,8 +189,7 @@ def rank() -> int:
     found = shares().get("RANK", "0" if world() == 1 else "")
     if not found.isdecimal() or int(found) >= world():
         raise InputError(
-            f"tail= distributes batches among {world()} ranks (WORLD_SIZE) and requires RANK, from 0 to "
-            f"{world() - 1}, but it is {found!r}; calling init_process_group() before iter(loader) also "
-            "sets it"
+            f"tail= distributes batches among {world()} ranks (WORLD_SIZE), so RANK must be from 0 to {world() - 1}, "
+            f"but is {found!r}: set it, or call init_process_group() before iter(loader)"
         )
     return int(found)

@@ -30,6 +30,6 @@ def window_of(factor: int | None, feeders: int) -> int:
     if not 1 <= window <= MAX_PREFETCH:
         raise InputError(
             f"between 1 and {MAX_PREFETCH} batches can be prefetched, got {window}: change prefetch_factor "
-            f"(times num_workers) or spec.loader.prefetch ({PREFETCH_VARIABLE})"
+            f"* num_workers, or spec.loader.prefetch ({PREFETCH_VARIABLE})"
         )
     return window
