@@ -16,7 +16,8 @@ from dataloaderjob.core import frames
 from dataloaderjob.core.frames import FROM_RECEIVER, FrameKind, Header
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
-from dataloaderjob.sidecar.dispatch.streams import Connect, Endpoint, Publish, Send
+from dataloaderjob.sidecar.dispatch.instructions import Connect, Publish, Send
+from dataloaderjob.sidecar.dispatch.streams import Endpoint
 
 NBYTES = 100_000
 BUNDLE = bytes(16)

@@ -21,7 +21,7 @@ from torch.utils.data import TensorDataset
 
 from dataloaderjob import DataLoader
 from dataloaderjob.api.load import parse_live, parse_manifest
-from dataloaderjob.core import frames, records, settings
+from dataloaderjob.core import records, settings, ticket_codec
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.consumption import fold
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
@@ -87,7 +87,7 @@ def _record(data: bytes) -> None:
 
 
 def _records() -> Sequence[bytes]:
-    ticket, rolling, rows = frames.pack_ticket(7, 0, [1, 2]), 1, b""
+    ticket, rolling, rows = ticket_codec.pack_ticket(7, 0, [1, 2]), 1, b""
     for number in range(3):
         rolling = fold(rolling, 1000 + number)
         rows += records.ROW.pack(

@@ -6,10 +6,11 @@ import struct
 import zlib
 from collections.abc import Sequence
 
-from dataloaderjob.core import frames, ipc, supervision
+from dataloaderjob.core import frames, ipc, supervision, ticket_codec
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.frames import FROM_FEEDER, FROM_RECEIVER, FrameKind, KeyForm, ReadSamples, SlotTicket
+from dataloaderjob.core.frames import FROM_FEEDER, FROM_RECEIVER, FrameKind
+from dataloaderjob.core.ticket_codec import KeyForm, ReadSamples, SlotTicket
 from dataloaderjob.making import failures
 from dataloaderjob.trainer.session.stream import SlotEndedError, SlotGoesOnError
 from dataloaderjob.trainer.session.taking import failure_of
@@ -43,31 +44,33 @@ def _headers() -> Sequence[bytes]:
 
 
 def _tickets(data: bytes) -> None:
-    for _, ticket in frames.split_tickets(data):
+    for _, ticket in ticket_codec.split_tickets(data):
         _ticket(ticket)
 
 
 def _ticket(data: bytes) -> None:
-    frames.slot_of(data), frames.describe_keys(data), frames.describe_keys(data, 1)
-    frames.positions_of(data), frames.base_seed_of(data), frames.ints_of(data)
+    ticket_codec.slot_of(data), ticket_codec.describe_keys(data), ticket_codec.describe_keys(data, 1)
+    ticket_codec.positions_of(data), ticket_codec.base_seed_of(data), ticket_codec.ints_of(data)
     if len(data) > _FORM_AT and data[_FORM_AT] not in _CODE:
-        frames.unpack_slot_ticket(data)
-        frames.unpack_ticket(data)
+        ticket_codec.unpack_slot_ticket(data)
+        ticket_codec.unpack_ticket(data)
 
 
 def _one_by_one() -> list[bytes]:
     slot = SlotTicket(9, 4, 1, 32, False, True, 3, (2, 7), (3, b"D" + bytes(40)), True)
     return [
-        frames.pack_ticket(1, 2, [3, -4, 5]),
-        frames.pack_ticket(1, 2, []),
-        frames.pack_slot_ticket(slot),
-        frames.pack_slot_ticket(SlotTicket(9, 4, 1, 32)),
-        frames.with_draws(frames.pack_read_samples(3, 4, ReadSamples(2, 8, b"samples"), bare=False), 5),
+        ticket_codec.pack_ticket(1, 2, [3, -4, 5]),
+        ticket_codec.pack_ticket(1, 2, []),
+        ticket_codec.pack_slot_ticket(slot),
+        ticket_codec.pack_slot_ticket(SlotTicket(9, 4, 1, 32)),
+        ticket_codec.with_draws(
+            ticket_codec.pack_read_samples(3, 4, ReadSamples(2, 8, b"samples"), bare=False), 5
+        ),
     ]
 
 
 def _joined() -> Sequence[bytes]:
-    return [frames.join_tickets(list(enumerate(_one_by_one()))), frames.join_tickets([])]
+    return [ticket_codec.join_tickets(list(enumerate(_one_by_one()))), ticket_codec.join_tickets([])]
 
 
 def _small(data: bytes) -> None:

@@ -25,7 +25,7 @@ from rig import until
 from strangers import call, heard
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import frames, handshake, keys, sockets, supervision
+from dataloaderjob.core import frames, handshake, keys, sockets, supervision, ticket_codec
 from dataloaderjob.core.blobs import MAX_MANIFEST_NBYTES, Bundle
 from dataloaderjob.core.errors import RemoteProtocolError, ServiceError, UserCodeError
 from dataloaderjob.core.frames import HEADER_NBYTES, MAGIC, PROTOCOL, Flag, FrameKind
@@ -156,7 +156,7 @@ def test_manifest_too_long_for_a_feeder_closes_its_connection(job: LiveJob) -> N
 def test_frames_with_corrupt_bytes_close_at_most_their_own_connection(job: LiveJob) -> None:
     chance = random.Random(3)
     bundle = bundle_of(Squares(), job.home / "blobs")
-    payload = frames.pack_ticket(7, 0, [1, 2])
+    payload = ticket_codec.pack_ticket(7, 0, [1, 2])
     good = [
         frames.pack_header(FrameKind.TICKET, nbytes=len(payload), bundle=bundle.id, room=1 << 20) + payload,
         frames.pack_header(FrameKind.BUNDLE, nbytes=len(bundle.manifest()), bundle=bundle.id) + bundle.manifest(),

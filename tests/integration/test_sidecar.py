@@ -25,7 +25,7 @@ from batches import Augmented, Numbers, Sized, fingerprint, ids
 from rig import JOB, Rig, until
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import control, frames, handshake, ipc, keys
+from dataloaderjob.core import control, frames, handshake, ipc, keys, ticket_codec
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import ServiceUnavailable
@@ -828,21 +828,21 @@ def spec_that_is_none(i: Intruder) -> None:
 def blob_that_no_number_of_feeders_can_hold(i: Intruder) -> None:
     blobs = [["0" * 64, 10**400]]
     i.open(bundle=json.dumps({"blobs": blobs, "allow_pickle": False, "facts": {}}))
-    ticket = frames.pack_ticket(1, 0, [0])
-    i.say(ipc.Type.TICKETS, frames.join_tickets([(0, ticket)]), stream=1)
+    ticket = ticket_codec.pack_ticket(1, 0, [0])
+    i.say(ipc.Type.TICKETS, ticket_codec.join_tickets([(0, ticket)]), stream=1)
 
 
 def manifest_longer_than_a_feeder_can_hand_on(i: Intruder) -> None:
     blob = BlobStore(i.rig.home / "blobs").put(b"what is no pickle")
     i.open(bundle=Bundle(blobs=(blob,) * 2500).manifest().decode())
-    i.say(ipc.Type.TICKETS, frames.join_tickets([(0, frames.pack_ticket(1, 0, [0]))]), stream=1)
+    i.say(ipc.Type.TICKETS, ticket_codec.join_tickets([(0, ticket_codec.pack_ticket(1, 0, [0]))]), stream=1)
     with contextlib.suppress(ConnectionResetError):
         assert i.sock.recv(1 << 16) == b"", "its receiver has ended"
 
 
 def half_a_ticket(i: Intruder) -> None:
     i.open()
-    i.say(ipc.Type.TICKETS, frames.join_tickets([(0, b"abc")]), stream=1)
+    i.say(ipc.Type.TICKETS, ticket_codec.join_tickets([(0, b"abc")]), stream=1)
     until(lambda: "a ticket must have at least" in i.rig.logs(), what="a line of a feeder")
 
 

@@ -15,7 +15,7 @@ from patience import PATIENCE_S
 from sealing import read_frame, sealed
 
 from dataloaderjob.batches.decoding import Decoder
-from dataloaderjob.core import digests, frames, handshake, sockets
+from dataloaderjob.core import digests, frames, handshake, sockets, ticket_codec
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.frames import FROM_FEEDER, Flag, FrameKind
 from dataloaderjob.shipping.bundles import make_bundle
@@ -88,7 +88,7 @@ class Receiver:
         base_seed: int = 7,
         bare: bool = False,
     ) -> None:
-        payload = frames.pack_ticket(base_seed, 0, keys, bare=bare)
+        payload = ticket_codec.pack_ticket(base_seed, 0, keys, bare=bare)
         self.send(
             FrameKind.TICKET,
             payload,

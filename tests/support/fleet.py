@@ -19,8 +19,9 @@ from dataloaderjob.feeder.feeding import Feeding
 from dataloaderjob.feeder.feeding_states import Announce, Instruction, Send, Task
 from dataloaderjob.sidecar.dispatch import overseer
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
-from dataloaderjob.sidecar.dispatch.streams import Connect, Endpoint, Publish
-from dataloaderjob.sidecar.dispatch.streams import Send as SendFrame
+from dataloaderjob.sidecar.dispatch.instructions import Connect, Publish
+from dataloaderjob.sidecar.dispatch.instructions import Send as SendFrame
+from dataloaderjob.sidecar.dispatch.streams import Endpoint
 
 BUNDLE = bytes(16)
 STREAM = 1

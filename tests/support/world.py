@@ -16,15 +16,13 @@ from dataloaderjob.core.frames import FROM_RECEIVER, FrameKind
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch import overseer
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
-from dataloaderjob.sidecar.dispatch.streams import (
+from dataloaderjob.sidecar.dispatch.instructions import (
     Close,
     Connect,
     CreateRegion,
     Discard,
     DropRegion,
     End,
-    Endpoint,
-    Extent,
     Fail,
     Note,
     Publish,
@@ -35,6 +33,7 @@ from dataloaderjob.sidecar.dispatch.streams import (
     Snapshot,
     Unpublish,
 )
+from dataloaderjob.sidecar.dispatch.streams import Endpoint, Extent
 
 UNGRANTED = 2
 HUNG_S, ALIVE_S = 5.0, 5.0

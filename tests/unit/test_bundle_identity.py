@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 import torch
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.shipping import snapshot
@@ -229,7 +229,7 @@ KEYS = """
     import sys
     from collections import namedtuple
     from pathlib import Path
-    from dataloaderjob.core import frames
+    from dataloaderjob.core import ticket_codec
     from dataloaderjob.core.blobs import BlobStore
     from dataloaderjob.shipping.bundles import make_bundle
     from dataloaderjob.making.fetcher import pickle_keys
@@ -252,20 +252,20 @@ KEYS = """
         folder = Path(sys.argv[1])
         bundle = make_bundle(Data(), None, None, store=BlobStore(folder), allow_pickle=False)
         keys = Known(1, 2), Other(5), Other(6), "plain"
-        packed = [frames.pack_ticket(0, 0, [key], pickle_keys=pickle_keys) for key in keys]
+        packed = [ticket_codec.pack_ticket(0, 0, [key], pickle_keys=pickle_keys) for key in keys]
         import pickle
         (folder / "out").write_bytes(pickle.dumps((bundle.manifest(), packed)))
 """
 FEED = """
     import pickle, sys
     from pathlib import Path
-    from dataloaderjob.core import frames
+    from dataloaderjob.core import ticket_codec
     from dataloaderjob.core.blobs import BlobStore, Bundle
     from dataloaderjob.shipping.bundles import load_bundle
     folder = Path(sys.argv[1])
     manifest, packed = pickle.loads((folder / "out").read_bytes())
     dataset = load_bundle(Bundle.parse(manifest), BlobStore(folder)).dataset
-    keys = [frames.unpack_ticket(ticket).keys[0] for ticket in packed]
+    keys = [ticket_codec.unpack_ticket(ticket).keys[0] for ticket in packed]
     print([dataset[key] for key in keys[:3]], keys[3], type(keys[1]) is type(keys[2]))
 """
 
@@ -283,7 +283,7 @@ def test_keys_of_script_classes_have_the_same_class_in_a_feeder(tmp_path: Path) 
 
 def test_unpicklable_key_raises_the_reason() -> None:
     with pytest.raises(TypeError, match="generator"):
-        frames.pack_ticket(0, 0, [(i for i in "ab")])
+        ticket_codec.pack_ticket(0, 0, [(i for i in "ab")])
 
 
 Point = namedtuple("Point", "x y")  # noqa: PYI024  as scripts have them

@@ -288,7 +288,7 @@ FEED = """
 import sys
 from pathlib import Path
 from dataloaderjob.core.blobs import BlobStore, Bundle
-from dataloaderjob.core.frames import Ticket
+from dataloaderjob.core.ticket_codec import Ticket
 from dataloaderjob.making.fetcher import Fetcher
 from dataloaderjob.shipping.bundles import load_bundle
 from dataloaderjob.batches.encoding import encode

@@ -10,9 +10,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.blobs import Bundle
-from dataloaderjob.core.frames import SlotTicket
+from dataloaderjob.core.ticket_codec import SlotTicket
 from dataloaderjob.feeder import dealing
 from dataloaderjob.feeder.dealing import Needs
 from dataloaderjob.trainer.epochs.dealing import Deal
@@ -128,7 +128,7 @@ def test_new_home_begins_at_a_snapshot_before_every_ranks_position():
 
 def packed(needed: int, **more: Any) -> tuple[SlotTicket, bytes]:
     ticket = SlotTicket(1, 50, 0, 4, needed=needed, **more)
-    return ticket, frames.pack_slot_ticket(ticket)
+    return ticket, ticket_codec.pack_slot_ticket(ticket)
 
 
 def bundle(code: str = "a", **more: Any) -> Bundle:
@@ -141,7 +141,7 @@ def test_feeder_keeps_batches_that_the_slowest_rank_may_request():
     def needed(receiver: int, own: int, **more: Any) -> tuple[int, bool]:
         ticket, data = packed(own, **more)
         needs.hear(bundle(), receiver, own)
-        found = frames.unpack_slot_ticket(needs.of_all(bundle(), ticket, data))
+        found = ticket_codec.unpack_slot_ticket(needs.of_all(bundle(), ticket, data))
         assert found is not None
         assert (found.number, found.size) == (50, 4)
         return found.needed, found.snapshot is not None
@@ -163,7 +163,7 @@ def test_no_rank_needs_batches_before_the_resumed_state():
     needs, resumed = Needs(), bundle(taken=(40, 41))
     needs.hear(resumed, 1, 40)
     ticket, data = packed(40, snapshot=(40, b"state"))
-    found = frames.unpack_slot_ticket(needs.of_all(resumed, ticket, data))
+    found = ticket_codec.unpack_slot_ticket(needs.of_all(resumed, ticket, data))
     assert found is not None
     assert found.needed == 40
     assert found.snapshot is not None

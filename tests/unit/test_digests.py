@@ -17,7 +17,7 @@ from dataloaderjob.batches.encoding import encode
 from dataloaderjob.core import digests, layout
 from dataloaderjob.core.consumption import error_mark
 from dataloaderjob.core.errors import UnsupportedBatch
-from dataloaderjob.core.frames import Ticket
+from dataloaderjob.core.ticket_codec import Ticket
 from dataloaderjob.making.fetcher import identity_of
 
 U64 = st.integers(0, 2**64 - 1)

@@ -10,7 +10,8 @@ from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch import overseer
 from dataloaderjob.sidecar.dispatch.choose import MISFIT_GRACE_S
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
-from dataloaderjob.sidecar.dispatch.streams import Endpoint, Fail, Note, Replace
+from dataloaderjob.sidecar.dispatch.instructions import Fail, Note, Replace
+from dataloaderjob.sidecar.dispatch.streams import Endpoint
 
 ENDPOINTS = [Endpoint(f"feeder-{n}", f"i{n}", "h", n) for n in range(4)]
 

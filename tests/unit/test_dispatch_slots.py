@@ -7,12 +7,13 @@ import json
 import pytest
 from world import World
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import frames, ticket_codec
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.frames import TICKET_DEPTH, Flag, FrameKind, SlotTicket
+from dataloaderjob.core.frames import TICKET_DEPTH, Flag, FrameKind
+from dataloaderjob.core.ticket_codec import SlotTicket
 from dataloaderjob.sidecar.dispatch.homes import GATHER_S, MAX_SLOTS, MOST_AGAIN
-from dataloaderjob.sidecar.dispatch.streams import End, Fail, SayThere, Send
+from dataloaderjob.sidecar.dispatch.instructions import End, Fail, SayThere, Send
 from dataloaderjob.trainer.epochs.plans import Places
 from dataloaderjob.trainer.session.slot_places import SlotPlace
 
@@ -34,7 +35,7 @@ class SlotWorld(World):
     def _do(self, item) -> None:
         if isinstance(item, Send) and len(item.header) and item.header[3] == FrameKind.TICKET:
             header = frames.unpack_header(item.header, frames.FROM_RECEIVER)
-            ticket = frames.unpack_slot_ticket(item.payload)
+            ticket = ticket_codec.unpack_slot_ticket(item.payload)
             homes = self.homes.setdefault(ticket.slot, [])
             if homes[-1:] != [item.instance]:
                 homes.append(item.instance)
@@ -90,7 +91,7 @@ class SlotTrainer:
         while (found := self.places.next(self.window)) is not None:
             key, place = (self.stream, self.drawn), found[0]
             world.asked[key], world.sizes[key] = place, self.size
-            payload = frames.pack_slot_ticket(SlotTicket(1, place.number, place.slot, 4))
+            payload = ticket_codec.pack_slot_ticket(SlotTicket(1, place.number, place.slot, 4))
             self.drawn += 1
             world.machine.tickets(world.now, self.stream, [(key[1], payload)], self.awaited)
 
@@ -145,7 +146,7 @@ def test_slot_tickets_do_not_block_a_feeders_other_batches():
     world.machine.open_stream(2, manifest=bundle.manifest(), bundle=bundle.id, facts={}, window=12)
     state = world.machine.feeders[feeder.endpoint.instance]
     world.run(lambda: len(state.attempts) == 12, 5)
-    packed = frames.pack_ticket(1, 0, [0])
+    packed = ticket_codec.pack_ticket(1, 0, [0])
     world._do = lambda _: None  # what becomes of them is another matter
     world.machine.tickets(world.now, 2, [(number, packed) for number in range(12)], 0)
     assert len(state.attempts) == 12 + TICKET_DEPTH
@@ -328,7 +329,7 @@ def test_silent_feeder_loses_its_slots():
 def test_slot_missing_from_the_bundle_is_refused():
     world = SlotWorld([5, 5])
     trainer = world.open_slots(1)
-    payload = frames.pack_slot_ticket(SlotTicket(1, 0, 2, 4))
+    payload = ticket_codec.pack_slot_ticket(SlotTicket(1, 0, 2, 4))
     with pytest.raises(RemoteProtocolError, match="slot 2 was requested"):
         world.machine.tickets(world.now, 1, [(trainer.drawn, payload)], 0)
 
@@ -401,13 +402,13 @@ def test_snapshot_of_a_slot_is_flagged_and_passed_to_a_new_home():
     world = SlotWorld([40])
     for _ in range(2):
         world.add_feeder()
-    sent: list[tuple[int, frames.SlotTicket]] = []
+    sent: list[tuple[int, ticket_codec.SlotTicket]] = []
     do = world._do
 
     def noted(item) -> None:
         if isinstance(item, Send) and item.header[3] == FrameKind.TICKET:
             header = frames.unpack_header(item.header, frames.FROM_RECEIVER)
-            sent.append((header.flags, frames.unpack_slot_ticket(item.payload)))
+            sent.append((header.flags, ticket_codec.unpack_slot_ticket(item.payload)))
         do(item)
 
     world._do = noted
@@ -436,7 +437,7 @@ def asked():
     bundle = Bundle(blobs=(("0" * 64, 1),), workers=1)
     world.machine.open_stream(1, manifest=bundle.manifest(), bundle=bundle.id, facts={}, window=8)
     for number in range(2):
-        ticket = frames.pack_slot_ticket(SlotTicket(1, number, 0, 4, asks=number == 0))
+        ticket = ticket_codec.pack_slot_ticket(SlotTicket(1, number, 0, 4, asks=number == 0))
         world.machine.tickets(world.now, 1, [(number, ticket)], 0)
     world.machine.take()
 

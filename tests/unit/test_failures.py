@@ -32,8 +32,8 @@ from dataloaderjob.core.errors import (
     UnsupportedBatch,
     UserCodeError,
 )
-from dataloaderjob.core.frames import Ticket
 from dataloaderjob.core.texts import clean_lines
+from dataloaderjob.core.ticket_codec import Ticket
 from dataloaderjob.core.values import NotPlainError
 from dataloaderjob.making.failures import MAX_TRACEBACK_NBYTES, _plain, pack_failure, unpack_failure
 from dataloaderjob.making.fetcher import Fetcher, SampleError

@@ -15,7 +15,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from trees import digest
 
 import dataloaderjob
-from dataloaderjob.core.frames import Ticket, pack_ticket, unpack_ticket
+from dataloaderjob.core.ticket_codec import Ticket, pack_ticket, unpack_ticket
 from dataloaderjob.making.fetcher import (
     Fetcher,
     SampleError,

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from welcomes import welcome
 
-from dataloaderjob.core import frames, handshake, ipc, sockets
+from dataloaderjob.core import frames, handshake, ipc, sockets, ticket_codec
 from dataloaderjob.core.errors import AuthError, RemoteProtocolError
 from dataloaderjob.core.frames import FROM_FEEDER, FROM_RECEIVER, FrameKind
 
@@ -26,14 +26,16 @@ INTS = st.tuples(
 
 @given(st.lists(st.tuples(st.integers(0, 2**64 - 1), INTS | st.binary(max_size=9)), min_size=1, max_size=5))
 def test_batch_packed_tickets_equal_individually_packed_ones(entries):
-    found = frames.join_tickets_of_ints([number for number, _ in entries], [entry for _, entry in entries])
+    found = ticket_codec.join_tickets_of_ints(
+        [number for number, _ in entries], [entry for _, entry in entries]
+    )
     if any(isinstance(entry, bytes) for _, entry in entries):
         assert found is None
         return
-    packed = [(number, frames.pack_ticket_of_ints(*entry)) for number, entry in entries]
+    packed = [(number, ticket_codec.pack_ticket_of_ints(*entry)) for number, entry in entries]
     one_size = len({len(entry[2]) for _, entry in entries}) == 1
     in_range = all(-(2**63) <= key < 2**63 for _, entry in entries for key in entry[2])
-    assert found == (frames.join_tickets(packed) if one_size and in_range else None)
+    assert found == (ticket_codec.join_tickets(packed) if one_size and in_range else None)
 
 
 @given(
@@ -78,9 +80,9 @@ def test_frame_kind_of_the_other_side_is_refused():
 
 @given(seed=U64, first=U64, keys=st.lists(st.integers(-(2**63), 2**63 - 1), max_size=50), bare=st.booleans())
 def test_integer_ticket_round_trips(seed, first, keys, bare):
-    data = frames.pack_ticket(seed, first, keys, bare=bare)
-    assert len(data) == frames.TICKET_HEAD_NBYTES + 8 * len(keys)
-    assert frames.unpack_ticket(data) == (seed, first, bare, keys, 0)
+    data = ticket_codec.pack_ticket(seed, first, keys, bare=bare)
+    assert len(data) == ticket_codec.TICKET_HEAD_NBYTES + 8 * len(keys)
+    assert ticket_codec.unpack_ticket(data) == (seed, first, bare, keys, 0)
 
 
 @given(
@@ -89,46 +91,46 @@ def test_integer_ticket_round_trips(seed, first, keys, bare):
     )
 )
 def test_ticket_of_any_keys_round_trips_with_their_types(keys):
-    found = frames.unpack_ticket(frames.pack_ticket(1, 2, keys)).keys
+    found = ticket_codec.unpack_ticket(ticket_codec.pack_ticket(1, 2, keys)).keys
     assert found == keys
     assert list(map(type, found)) == list(map(type, keys))
 
 
 @given(st.binary(max_size=100))
 def test_random_bytes_are_refused_or_round_trip_as_a_ticket(data):
-    if len(data) > 17 and data[17] in (frames.KeyForm.PICKLED, frames.KeyForm.ITEMS):
+    if len(data) > 17 and data[17] in (ticket_codec.KeyForm.PICKLED, ticket_codec.KeyForm.ITEMS):
         return  # authenticated peers only; nothing to prove about pickle
     try:
-        found = frames.unpack_ticket(data)
+        found = ticket_codec.unpack_ticket(data)
     except RemoteProtocolError:
         return
     assert (
-        frames.pack_ticket(found.base_seed, found.first_position, found.keys, bare=found.bare)[24:]
+        ticket_codec.pack_ticket(found.base_seed, found.first_position, found.keys, bare=found.bare)[24:]
         == data[24:]
     )
 
 
 @given(st.lists(st.tuples(U64, st.binary(max_size=40)), max_size=20))
 def test_several_tickets_travel_as_one_message(entries):
-    assert frames.split_tickets(frames.join_tickets(entries)) == entries
+    assert ticket_codec.split_tickets(ticket_codec.join_tickets(entries)) == entries
 
 
 @given(st.lists(st.tuples(U64, st.binary(max_size=40)), min_size=1, max_size=5), st.integers(1, 60))
 def test_truncated_ticket_message_is_refused_or_shorter(entries, cut):
-    data = frames.join_tickets(entries)
+    data = ticket_codec.join_tickets(entries)
     try:
-        found = frames.split_tickets(data[:-cut])
+        found = ticket_codec.split_tickets(data[:-cut])
     except RemoteProtocolError:
         return
     assert len(found) < len(entries)
 
 
 def test_a_ticket_is_described_by_its_indices():
-    data = frames.pack_ticket(0, 0, [5, 6, 7])
-    assert frames.describe_keys(data) == "indices [5, 6, 7]"
-    assert frames.describe_keys(data, 1) == "index 6"
-    assert "40 in all" in frames.describe_keys(frames.pack_ticket(0, 0, list(range(40))))
-    assert frames.describe_keys(frames.pack_ticket(0, 0, ["a", "b"]), 1) == "key number 1 of 2"
+    data = ticket_codec.pack_ticket(0, 0, [5, 6, 7])
+    assert ticket_codec.describe_keys(data) == "indices [5, 6, 7]"
+    assert ticket_codec.describe_keys(data, 1) == "index 6"
+    assert "40 in all" in ticket_codec.describe_keys(ticket_codec.pack_ticket(0, 0, list(range(40))))
+    assert ticket_codec.describe_keys(ticket_codec.pack_ticket(0, 0, ["a", "b"]), 1) == "key number 1 of 2"
 
 
 @pytest.mark.parametrize("nbytes", [0, 1, ipc.CHUNK_NBYTES, ipc.CHUNK_NBYTES + 1, 5 * ipc.CHUNK_NBYTES + 7])

@@ -18,7 +18,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.local.mapping.rows import Apply, inputs
 from dataloaderjob.making.fetcher import Fetcher, seed_generators
 from dataloaderjob.making.held import MOST_ITEMS, HeldGenerators, find, state_of, states_of_classes
@@ -275,12 +275,12 @@ def test_generator_put_in_place_later_is_seeded() -> None:
     assert draws[0] == draws[1]
 
 
-@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(0, frames.MAX_DRAWS))
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1), st.integers(0, ticket_codec.MAX_DRAWS))
 def test_ticket_carries_the_number_of_draws(keys: list[int], draws: int) -> None:
-    packed = frames.with_draws(frames.pack_ticket(7, 3, keys), draws)
-    assert frames.unpack_ticket(packed) == frames.Ticket(7, 3, False, keys, draws)
-    assert frames.ints_of(packed) == keys
-    assert frames.with_draws(packed, 0) == frames.pack_ticket(7, 3, keys)
+    packed = ticket_codec.with_draws(ticket_codec.pack_ticket(7, 3, keys), draws)
+    assert ticket_codec.unpack_ticket(packed) == ticket_codec.Ticket(7, 3, False, keys, draws)
+    assert ticket_codec.ints_of(packed) == keys
+    assert ticket_codec.with_draws(packed, 0) == ticket_codec.pack_ticket(7, 3, keys)
 
 
 class Data(list[Any]):
@@ -321,7 +321,7 @@ def test_draw_numbers_fit_a_ticket_and_iterators_have_their_own() -> None:
     numbers = [held_draws.next_number(data) for _ in range(200)]
     assert len(set(numbers)) == 200
     assert not set(ranges) & set(numbers)
-    assert max(*ranges, *numbers) <= frames.MAX_DRAWS
+    assert max(*ranges, *numbers) <= ticket_codec.MAX_DRAWS
     held_draws.go_on(data, held_draws.OF_ITERATORS + 500)
     assert held_draws.next_number(data) == held_draws.OF_ITERATORS + 501
 
@@ -392,7 +392,7 @@ def test_map_draws_by_the_index_of_a_row_wherever_it_stopped(kind: type) -> None
     for first, number, draws in ((0, 0, 0), (12, 3, 5)):
         dataset = inputs(kind())
         fetcher = Fetcher(dataset, list, HeldGenerators(dataset))
-        found.append(fetcher.fetch(number, frames.Ticket(7, first, False, [4, 5, 6], draws)))
+        found.append(fetcher.fetch(number, ticket_codec.Ticket(7, first, False, [4, 5, 6], draws)))
     assert found[0] == found[1]
     assert len({sample for _, sample in found[0]}) == 3
 

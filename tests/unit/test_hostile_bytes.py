@@ -14,7 +14,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from dataloaderjob.core import frames, handshake, layout, settings, sockets, supervision, values
+from dataloaderjob.core import handshake, layout, settings, sockets, supervision, ticket_codec, values
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import AuthError, InputError, RemoteProtocolError, UserCodeError
 from dataloaderjob.core.layout import NodeKind
@@ -111,10 +111,10 @@ def test_a_record_whose_row_points_beyond_any_file_is_refused(tmp_path: Path):
 
 
 def test_a_ticket_that_claims_more_keys_than_it_has_is_refused():
-    ticket = bytearray(frames.pack_ticket(1, 2, [3, 4]))
+    ticket = bytearray(ticket_codec.pack_ticket(1, 2, [3, 4]))
     ticket[20:24] = b"\xff" * 4
     with pytest.raises(RemoteProtocolError, match="4294967295 indices"):
-        frames.ints_of(bytes(ticket))
+        ticket_codec.ints_of(bytes(ticket))
 
 
 @pytest.mark.parametrize("first", [({},), (), {}, 0, [0, 0]], ids=str)

@@ -7,7 +7,6 @@ import json
 import select
 import socket
 import threading
-from collections import deque
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -26,9 +25,10 @@ from dataloaderjob.core.sockets import Connection
 from dataloaderjob.core.texts import MAX_CHARS
 from dataloaderjob.sidecar.dispatch import overseer
 from dataloaderjob.sidecar.dispatch.dispatcher import MAX_ASKED, Dispatcher
-from dataloaderjob.sidecar.dispatch.streams import Endpoint, Note, Send
+from dataloaderjob.sidecar.dispatch.instructions import Note, Send
+from dataloaderjob.sidecar.dispatch.streams import Endpoint
 from dataloaderjob.sidecar.feeder_connection import MAX_UNSENT_NBYTES
-from dataloaderjob.sidecar.receiver import MAX_NOTES, Receiver
+from dataloaderjob.sidecar.trainer_queue import MAX_NOTES, TrainerQueue
 from dataloaderjob.supervisor import blob_relay
 from dataloaderjob.supervisor.blob_relay import BlobRelay
 from dataloaderjob.supervisor.server import MAX_METRICS_NBYTES, SupervisorServer
@@ -79,51 +79,36 @@ def test_note_is_cut_and_cleaned_before_anything_keeps_it(machine: Dispatcher) -
     assert sum(map(len, machine._noted)) <= 64 * MAX_CHARS
 
 
-class Unread:
-    """A receiver's part that sends to a trainer which does not read."""
-
-    def __init__(self) -> None:
-        self.near, self.far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        self.near.setblocking(False)
-        self.far.setblocking(False)
-        made: Any = object.__new__(Receiver)
-        made._trainer, made._masks, made._poll = self.near, {}, select.epoll()
-        made._poll.register(self.near, select.EPOLLIN)
-        made._to_trainer, made._notes, made._snapshots = deque(), deque(), {}
-        made.control = SimpleNamespace(told=lambda: None)
-        self.receiver = made
-
-    def texts(self) -> Iterator[str]:
-        """The notes that arrive, once the trainer reads."""
-        while True:
-            try:
-                packet = ipc.unpack(self.far.recv(1 << 20))
-            except BlockingIOError:
-                if not self.receiver._to_trainer and not self.receiver._notes:
-                    return
-                self.receiver._send_to_trainer()
-                continue
-            yield json.loads(packet.payload)["text"]
-
-    def close(self) -> None:
-        self.near.close()
-        self.far.close()
-        self.receiver._poll.close()
+def arrived(far: socket.socket, queue: TrainerQueue) -> Iterator[str]:
+    """The notes that arrive, once the trainer reads."""
+    is_all_sent = False
+    while True:
+        try:
+            packet = ipc.unpack(far.recv(1 << 20))
+        except BlockingIOError:
+            if is_all_sent:
+                return
+            is_all_sent = queue.send()
+            continue
+        yield json.loads(packet.payload)["text"]
 
 
 def test_few_notes_wait_for_a_trainer_that_does_not_read() -> None:
-    unread = Unread()
-    sent = [f"{number} {'x' * 3000}" for number in range(5000)]
-    for text in sent:
-        unread.receiver._do(0.0, Note(text))
-    assert len(unread.receiver._notes) == MAX_NOTES
-    assert len(unread.receiver._to_trainer) <= 1
-    got = list(unread.texts())
-    assert got == sent[: len(got)], "the earliest, in order"
-    assert len(got) > MAX_NOTES
-    unread.receiver._do(0.0, Note("later"))
-    assert list(unread.texts()) == ["later"]
-    unread.close()
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with near, far:
+        near.setblocking(False)
+        far.setblocking(False)
+        queue = TrainerQueue(near, lambda: None)
+        sent = [f"{number} {'x' * 3000}" for number in range(5000)]
+        for text in sent:
+            queue.add_note(text)
+            queue.send()
+        assert queue.notes == MAX_NOTES
+        got = list(arrived(far, queue))
+        assert got == sent[: len(got)], "the earliest, in order"
+        assert len(got) > MAX_NOTES
+        queue.add_note("later")
+        assert list(arrived(far, queue)) == ["later"]
 
 
 @pytest.mark.parametrize("kind", list(FrameKind), ids=lambda kind: kind.name)

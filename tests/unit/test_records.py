@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from dataloaderjob import DataLoader
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.consumption import Consumption, fold
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.records import HEAD, NO_BUNDLE, ROW, Record
@@ -29,7 +29,7 @@ def write(
             recordings[epoch] = Recording(recorder, consumption, NO_BUNDLE)
         digest = 1000 * epoch + number
         consumption.rolling = fold(consumption.rolling, digest)
-        recordings[epoch].ask(number, frames.pack_ticket(7, number, [digest]))
+        recordings[epoch].ask(number, ticket_codec.pack_ticket(7, number, [digest]))
         recordings[epoch].give(number, digest, consumption.rolling)
     if flush:
         recorder.flush()
@@ -48,7 +48,7 @@ def test_row_round_trips_with_its_ticket(tmp_path: Path) -> None:
     record = Record.open(tmp_path)
     found = record.batches("0")[0]
     assert [f.row.digest for f in found] == [1000 * epoch + number for epoch, number in WHOLE]
-    assert [frames.unpack_ticket(f.piece.ticket(f.row)).keys for f in found] == [
+    assert [ticket_codec.unpack_ticket(f.piece.ticket(f.row)).keys for f in found] == [
         [f.row.digest] for f in found
     ]
     assert found[0].piece.bundle(found[0].row) is None
@@ -58,11 +58,11 @@ def test_row_of_a_batch_made_in_the_trainer_has_its_draw_number(tmp_path: Path) 
     recorder, consumption = Recorder(tmp_path, "0"), Consumption()
     consumption.begin()
     made = Recording(recorder, consumption, NO_BUNDLE)
-    made.ask_here(0, frames.Ticket(7, 0, False, [5], draws=3))
+    made.ask_here(0, ticket_codec.Ticket(7, 0, False, [5], draws=3))
     made.give(0, 1, fold(consumption.rolling, 1))
     recorder.flush()
     (found,) = Record.open(tmp_path).batches("0")[0]
-    assert frames.unpack_ticket(found.piece.ticket(found.row)).draws == 3
+    assert ticket_codec.unpack_ticket(found.piece.ticket(found.row)).draws == 3
 
 
 @given(stopped=st.integers(1, len(WHOLE)), back=st.integers(0, 5))

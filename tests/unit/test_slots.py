@@ -27,11 +27,11 @@ from stream_data import (
 
 from dataloaderjob.batches.digest import digest_update
 from dataloaderjob.batches.encoding import encode
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
-from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.core.snapshots import DATA, MAX_SNAPSHOTS, PICKLE
+from dataloaderjob.core.ticket_codec import SlotTicket
 from dataloaderjob.feeder.answers import Answer, Answers, SnapshotClock
 from dataloaderjob.feeder.channel import MessageKind
 from dataloaderjob.making.fetcher import SampleError, preserved_generators, seed_worker
@@ -93,10 +93,10 @@ def test_ten_billion_batches_are_counted_at_once():
     snapshot=st.none() | st.tuples(st.integers(0, 2**64 - 1), st.binary(max_size=50)),
 ))  # fmt: skip
 def test_slot_ticket_round_trips(ticket):
-    packed = frames.pack_slot_ticket(ticket)
-    assert frames.unpack_slot_ticket(packed) == ticket
-    assert frames.slot_of(packed) == ticket.slot
-    assert frames.describe_keys(packed, 2) == f"sample 2 of batch {ticket.number} of slot {ticket.slot}"
+    packed = ticket_codec.pack_slot_ticket(ticket)
+    assert ticket_codec.unpack_slot_ticket(packed) == ticket
+    assert ticket_codec.slot_of(packed) == ticket.slot
+    assert ticket_codec.describe_keys(packed, 2) == f"sample 2 of batch {ticket.number} of slot {ticket.slot}"
 
 
 @given(
@@ -106,23 +106,23 @@ def test_slot_ticket_round_trips(ticket):
 )
 def test_later_beginning_replaces_that_of_a_slot_ticket(start, later, known):
     ticket = SlotTicket(1, 2, 3, 4, snapshot=start)
-    packed = frames.with_beginning(frames.pack_slot_ticket(ticket), later, known)
-    assert packed == frames.pack_slot_ticket(ticket._replace(snapshot=later, known=known))
+    packed = ticket_codec.with_beginning(ticket_codec.pack_slot_ticket(ticket), later, known)
+    assert packed == ticket_codec.pack_slot_ticket(ticket._replace(snapshot=later, known=known))
 
 
 def test_ticket_with_keys_belongs_to_no_slot():
-    packed = frames.pack_ticket(1, 0, [1, 2])
-    assert frames.slot_of(packed) is None
-    assert frames.unpack_slot_ticket(packed) is None
+    packed = ticket_codec.pack_ticket(1, 0, [1, 2])
+    assert ticket_codec.slot_of(packed) is None
+    assert ticket_codec.unpack_slot_ticket(packed) is None
 
 
 def test_truncated_slot_ticket_is_refused():
-    packed = frames.pack_slot_ticket(SlotTicket(1, 2, 3, 4))
-    assert frames.slot_of(packed[:-1]) is None
+    packed = ticket_codec.pack_slot_ticket(SlotTicket(1, 2, 3, 4))
+    assert ticket_codec.slot_of(packed[:-1]) is None
     with pytest.raises(RemoteProtocolError, match="a slot's ticket must have"):
-        frames.unpack_slot_ticket(packed[:-1])
+        ticket_codec.unpack_slot_ticket(packed[:-1])
     with pytest.raises(RemoteProtocolError, match="key form 2"):
-        frames.unpack_ticket(packed)
+        ticket_codec.unpack_ticket(packed)
 
 
 def test_manifest_of_a_map_style_bundle_has_no_slot_fields():

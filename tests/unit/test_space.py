@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invariant, rule
 
 from dataloaderjob.core.control import PAGE
+from dataloaderjob.sidecar.dispatch.instructions import Unpublish
 from dataloaderjob.sidecar.dispatch.placing import Arena, Extent, Placer, Space, round_up
-from dataloaderjob.sidecar.dispatch.streams import Stream, Ticket, TicketEvent, Unpublish
+from dataloaderjob.sidecar.dispatch.streams import Stream, Ticket, TicketEvent
 
 PAGES = 64
 

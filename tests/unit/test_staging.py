@@ -13,9 +13,9 @@ from staged_data import Photo, bright, developed
 from torch.utils.data import default_collate, default_convert
 
 from dataloaderjob.batches.encoding import encode
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.frames import ReadSamples, SlotTicket, Ticket
+from dataloaderjob.core.ticket_codec import ReadSamples, SlotTicket, Ticket
 from dataloaderjob.making.fetcher import SampleError, identity_in_slot, identity_of
 from dataloaderjob.making.staged import COLLATE, STAGE, Staged
 from dataloaderjob.making.staging import StageFetcher
@@ -26,7 +26,9 @@ from dataloaderjob.trainer.session.slot_places import SlotPlace
 def read(samples: Any, *, seed: int = 1, number: int = 5, slot: int = 2, bare: bool = False) -> Ticket:
     """A ticket as it comes to a feeder."""
     body = b"".join(encode(samples, allow_pickle=True).buffers)
-    return frames.unpack_ticket(frames.pack_read_samples(seed, number, ReadSamples(slot, 4, body), bare=bare))
+    return ticket_codec.unpack_ticket(
+        ticket_codec.pack_read_samples(seed, number, ReadSamples(slot, 4, body), bare=bare)
+    )
 
 
 @given(
@@ -37,13 +39,13 @@ def read(samples: Any, *, seed: int = 1, number: int = 5, slot: int = 2, bare: b
     st.booleans(),
 )
 def test_read_samples_ticket_round_trips(seed: int, number: int, slot: int, body: bytes, bare: bool):
-    packed = frames.pack_read_samples(seed, number, ReadSamples(slot, 7, memoryview(body)), bare=bare)
-    assert frames.unpack_ticket(packed) == Ticket(seed, number, bare, ReadSamples(slot, 7, body))
-    assert frames.slot_of(packed) is None, "any feeder may have it"
-    assert frames.unpack_slot_ticket(packed) is None
-    assert frames.describe_keys(packed, 3) == f"sample 3 of batch {number} of slot {slot}"
+    packed = ticket_codec.pack_read_samples(seed, number, ReadSamples(slot, 7, memoryview(body)), bare=bare)
+    assert ticket_codec.unpack_ticket(packed) == Ticket(seed, number, bare, ReadSamples(slot, 7, body))
+    assert ticket_codec.slot_of(packed) is None, "any feeder may have it"
+    assert ticket_codec.unpack_slot_ticket(packed) is None
+    assert ticket_codec.describe_keys(packed, 3) == f"sample 3 of batch {number} of slot {slot}"
     with pytest.raises(RemoteProtocolError):
-        frames.unpack_ticket(packed[: frames.TICKET_HEAD_NBYTES + 3])
+        ticket_codec.unpack_ticket(packed[: ticket_codec.TICKET_HEAD_NBYTES + 3])
 
 
 def test_staged_batch_has_the_identity_of_the_slots_own():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dataloaderjob.core import frames, timings
+from dataloaderjob.core import ticket_codec, timings
 from dataloaderjob.core.costs import QueuedTime
 from dataloaderjob.core.timings import Entry, Sums, Times
 from dataloaderjob.feeder import timing
@@ -29,7 +29,7 @@ class Clock:
 
 
 def ticket(keys: list[object] = KEYS) -> bytes:  # type: ignore[assignment]
-    return frames.pack_ticket(1, 0, keys)
+    return ticket_codec.pack_ticket(1, 0, keys)
 
 
 def read(folder: Path) -> Times:

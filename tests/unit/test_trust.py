@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from other_user import OTHER_UID, needs_root
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.consumption import Consumption, fold
 from dataloaderjob.core.errors import InputError
@@ -41,7 +41,7 @@ def a_record(folder: Path, digest: int, ran: Path) -> Path:
     kept = recorder.keep(Bundle(blobs=(code,), allow_pickle=False, facts={}), store)
     made = Recording(recorder, consumption, kept)
     consumption.rolling = fold(consumption.rolling, digest)
-    made.ask(0, frames.pack_ticket(7, 0, [Runs(ran), digest], pickle_keys=pickle.dumps))
+    made.ask(0, ticket_codec.pack_ticket(7, 0, [Runs(ran), digest], pickle_keys=pickle.dumps))
     made.give(0, digest, consumption.rolling)
     recorder.flush()
     return folder

@@ -22,7 +22,7 @@ import torch
 
 from dataloaderjob.batches.digest import batch_digest
 from dataloaderjob.batches.encoding import EncodedBatch, encode
-from dataloaderjob.core import digests, frames
+from dataloaderjob.core import digests, frames, ticket_codec
 from dataloaderjob.core.costs import CostClock, QueuedTime
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.frames import Flag
@@ -94,7 +94,7 @@ class Builder:
         """Handles the feeder's messages. Raises OSError if the feeder disappears in the middle of a message."""
         while (message := self._receive()) is not None:
             if message.kind == MessageKind.BUILD:
-                if frames.slot_of(message.payload) is None:
+                if ticket_codec.slot_of(message.payload) is None:
                     self._build(message)
                 elif not self._build_of_slot(message):
                     return
@@ -183,7 +183,7 @@ class Builder:
     def _build_of_slot(self, message: Message) -> bool:
         """Makes a slot's batch, or sends it again. Returns False if another builder must rebuild the slot, because this
         one no longer has the batch, or did not get an existing snapshot or digest."""
-        ticket = frames.unpack_slot_ticket(message.payload)
+        ticket = ticket_codec.unpack_slot_ticket(message.payload)
         assert ticket is not None  # noqa: S101  checked before
         PLACE.pack_into(self._place, 0, message.a, NOWHERE)
         self._answers.forget(ticket.needed)
@@ -221,7 +221,7 @@ class Builder:
         PLACE.pack_into(self._place, 0, 0, NOWHERE)
         return True
 
-    def _make_for_others(self, ticket: frames.SlotTicket, message: Message) -> None:
+    def _make_for_others(self, ticket: ticket_codec.SlotTicket, message: Message) -> None:
         """Makes and keeps the batches before this one that other ranks may request."""
         made, told_at = self._source.made or (ticket.snapshot[0] if ticket.snapshot else 0), time.monotonic()
         for number in range(max(made, ticket.needed), ticket.number):
@@ -241,7 +241,7 @@ class Builder:
         if digests.of_body(self._buffers.view(answer.buffer)) != digest:
             self._channel.send(MessageKind.NO_STATE, payload=f"{DIFFERS} (batch {number})".encode())
 
-    def _answer(self, ticket: frames.SlotTicket, message: Message) -> Answer:
+    def _answer(self, ticket: ticket_codec.SlotTicket, message: Message) -> Answer:
         """Makes the next batch of the slot."""
         phase, source = "", self._source
         write, probe = self._write_place(message.a), self._on_sample(message)
@@ -268,7 +268,7 @@ class Builder:
             return Answer(kind=kind, payload=payload)
         return Answer(kind=kind, payload=payload, buffer=BUILT.unpack(payload)[0])
 
-    def _shorter(self, source: SlotSource, ticket: frames.SlotTicket) -> bytes:
+    def _shorter(self, source: SlotSource, ticket: ticket_codec.SlotTicket) -> bytes:
         """Returns the failure of a rebuilt slot that ended before a batch that it had yielded earlier."""
         assert ticket.known is not None  # noqa: S101  checked before
         if source.swallowed is not None:
@@ -281,7 +281,7 @@ class Builder:
             "",
         )
 
-    def _on_replay(self, ticket: frames.SlotTicket, serial: int) -> Callable[[int, Any], None]:
+    def _on_replay(self, ticket: ticket_codec.SlotTicket, serial: int) -> Callable[[int, Any], None]:
         """Returns a callback that reports rebuilt batches. It also compares one of them with its earlier digest, if
         that is known."""
         told_at = time.monotonic()
@@ -377,10 +377,10 @@ def _nbytes_of(kind: int, payload: bytes) -> int | None:
     return int(BUILT.unpack(payload)[1]) if kind == MessageKind.BUILT else None
 
 
-def _unpack(payload: bytes) -> frames.Ticket:
+def _unpack(payload: bytes) -> ticket_codec.Ticket:
     """Unpacks a ticket. Raises InputError if a key's type cannot be imported in this feeder."""
     try:
-        return frames.unpack_ticket(payload)
+        return ticket_codec.unpack_ticket(payload)
     except (ImportError, AttributeError) as exc:
         raise InputError(
             f"the sampler's keys cannot be loaded in a feeder: {exc}. Use ints, strings or tuples as keys, "

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Protocol
 
-from dataloaderjob.core import digests, frames, supervision
+from dataloaderjob.core import digests, frames, supervision, ticket_codec
 from dataloaderjob.core.blobs import SLOTS, Bundle
 from dataloaderjob.core.costs import BatchCost, FeederCosts
 from dataloaderjob.core.frames import Flag
@@ -126,7 +126,7 @@ class Builders:
         session = self._sessions.get(bundle)
         if session is None or not session.bundle.ranks:
             return
-        if (ticket := frames.unpack_slot_ticket(payload)) is not None:
+        if (ticket := ticket_codec.unpack_slot_ticket(payload)) is not None:
             self.needs.hear(session.bundle, receiver, ticket.needed)
 
     def build(self, task: Task) -> None:
@@ -146,7 +146,7 @@ class Builders:
                 MessageKind.BUILD, a=task.serial, b=task.ticket, flags=task.flags, payload=payload
             )
 
-    def _why_not(self, session: Session, receiver: int, ticket: frames.SlotTicket) -> str:
+    def _why_not(self, session: Session, receiver: int, ticket: ticket_codec.SlotTicket) -> str:
         """Returns the reason to refuse a rank's ticket for a shared slot; empty if there is none."""
         if ticket.base_seed != session.base_seed:
             return dealing.SEEDS
@@ -395,8 +395,8 @@ class Builders:
         self.templates.trim()
 
 
-def _slot_ticket(task: Task) -> frames.SlotTicket:
-    ticket = frames.unpack_slot_ticket(task.payload)
+def _slot_ticket(task: Task) -> ticket_codec.SlotTicket:
+    ticket = ticket_codec.unpack_slot_ticket(task.payload)
     assert ticket is not None  # noqa: S101  its session is a slot's
     return ticket
 
@@ -409,4 +409,4 @@ def _is_asked_again(session: Session, waiting: list[Task]) -> bool:
 
 
 def _describe(task: Task, position: int) -> str:
-    return f"{frames.describe_keys(task.payload, None if position < 0 else position)} of batch {task.ticket}"
+    return f"{ticket_codec.describe_keys(task.payload, None if position < 0 else position)} of batch {task.ticket}"

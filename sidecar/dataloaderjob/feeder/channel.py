@@ -73,7 +73,7 @@ class MessageKind(IntEnum):
     INIT_FAILED = 8
     """B: worker_init_fn raised an error; payload: `making.failures`. The builder exits."""
     BUILD = 9
-    """F to B: make ticket `b` (payload: `frames.pack_ticket`) as job `a`; flags as in the ticket's frame."""
+    """F to B: make ticket `b` (payload: `ticket_codec.pack_ticket`) as job `a`; flags as in the ticket's frame."""
     BUFFER = 10
     """B: new buffer `a` of `b` bytes; the file descriptor is its memfd."""
     DROP = 11

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.blobs import Bundle
-from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.core.snapshots import BATCHES_AHEAD, STEPS_AHEAD, STEPS_APART
+from dataloaderjob.core.ticket_codec import SlotTicket
 
 SEEDS = (
     "all ranks that share dealt batches must draw the same base seed, but this rank drew a different one: "
@@ -56,8 +56,8 @@ class Needs:
         ):  # assumes that ranks without a report are about as far
             least = min(least, max(bundle.first, max(known, default=least) - STEPS_APART * bundle.ranks))
         if ticket.snapshot is not None and ticket.snapshot[0] > least:
-            packed = frames.pack_slot_ticket(ticket._replace(snapshot=None))
-        return frames.with_needed(packed, int(least))
+            packed = ticket_codec.pack_slot_ticket(ticket._replace(snapshot=None))
+        return ticket_codec.with_needed(packed, int(least))
 
     def released(self, bundle: bytes, receiver: int) -> None:
         """Records that the rank requests nothing more from the session."""

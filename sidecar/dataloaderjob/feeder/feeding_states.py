@@ -102,7 +102,7 @@ class Task:
     room: int
     """Maximum size, in bytes, of a body that may be sent without a GRANT."""
     payload: bytes = field(repr=False)
-    """The result of `frames.pack_ticket`; opaque to the state machine."""
+    """The result of `ticket_codec.pack_ticket`; opaque to the state machine."""
     state: TaskState
     nbytes: int = 0
     """Size of the built body."""

@@ -27,7 +27,7 @@ from dataloaderjob.core.processes import (
     last_word,
 )
 from dataloaderjob.core.settings import FeederSettings, load
-from dataloaderjob.feeder import server
+from dataloaderjob.feeder import serving
 from dataloaderjob.feeder.zygote import EXIT_TOLD
 
 EXIT_FAILED = 1
@@ -176,7 +176,7 @@ def _become_feeder(
         os.dup2(output, 2)
     keep = {requests.fileno(), *(() if ready_fd is None else (ready_fd,))}
     close_all_but(keep)
-    server.main(settings, requests, ready_fd, relayed=output is not None)
+    serving.main(settings, requests, ready_fd, relayed=output is not None)
 
 
 def _listener(path: str) -> socket.socket:

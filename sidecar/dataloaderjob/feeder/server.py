@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import logging
 import os
 import select
@@ -17,19 +16,18 @@ import socket
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 from dataloaderjob.core import frames, keys
 from dataloaderjob.core.acceptor import Acceptor
 from dataloaderjob.core.blobs import SLOTS, Bundle
-from dataloaderjob.core.errors import DataLoaderJobError, ProtocolError, ServiceError
-from dataloaderjob.core.frames import Flag, FrameKind, Header, base_seed_of
+from dataloaderjob.core.errors import ProtocolError
+from dataloaderjob.core.frames import Flag, FrameKind, Header
 from dataloaderjob.core.handshake import DATA, new_key
-from dataloaderjob.core.logs import log_lines
-from dataloaderjob.core.processes import SEE_OUTPUT, allow_all_files, end_as
 from dataloaderjob.core.settings import FeederSettings, read_credentials, read_key
 from dataloaderjob.core.sockets import Connection, on_machine
 from dataloaderjob.core.supervision import Cause
+from dataloaderjob.core.ticket_codec import base_seed_of
 from dataloaderjob.feeder.builders import Builders
 from dataloaderjob.feeder.bundles import BundleStore
 from dataloaderjob.feeder.channel import Body, Channel
@@ -46,7 +44,6 @@ ALIVE_S = 5.0
 (`sidecar.dispatch.overseer`)."""
 COSTS_EVERY_S = 2.0
 """Interval between reports of the costs of batches."""
-EXIT_FAILED = 1
 
 
 class FeederServer:
@@ -416,44 +413,5 @@ class FeederServer:
         self._flush(touched)
 
 
-def _facts(requests: socket.socket) -> dict[str, Any]:
-    """Waits until the zygote is ready, and returns its facts. Raises ServiceError if it is gone."""
-    data = requests.recv(4096)
-    if not data:
-        raise ServiceError(f"the process that imports torch ended: {SEE_OUTPUT}")
-    return dict(json.loads(data)["facts"])
-
-
 def _accept(acceptor: Acceptor, _: int) -> None:
     acceptor.serve()
-
-
-def main(
-    settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool
-) -> NoReturn:
-    """Runs a feeder's process, which the host forked. `ready_fd`: the file descriptor on which to report that the
-    feeder serves."""
-    log_lines("%(levelname)s %(message)s")
-    end_as(lambda: _serve(settings, requests, ready_fd, relayed=relayed))
-
-
-def _serve(settings: FeederSettings, requests: socket.socket, ready_fd: int | None, *, relayed: bool) -> int:
-    allow_all_files()  # each of a builder's buffers needs a file descriptor
-    try:
-        server = FeederServer(settings, requests, _facts(requests), relayed=relayed)
-        host, port = server.address
-        if settings.supervisor_host is not None:
-            server.registration = Registration(
-                settings, host=host, port=port, instance=server.instance, link_key=server.link_key,
-                idle=lambda: server.idle, tls=server.tls,
-            )  # fmt: skip
-            server.registration.start()
-        if ready_fd is not None:
-            ready = {"host": host, "port": port, "instance": server.instance, "pid": os.getpid()}
-            os.write(ready_fd, json.dumps(ready).encode() + b"\n")
-            os.close(ready_fd)
-        server.run_forever()
-    except (DataLoaderJobError, OSError) as exc:
-        log.error("%s: %s", settings.name, exc)
-        return EXIT_FAILED
-    return 0

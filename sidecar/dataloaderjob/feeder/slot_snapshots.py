@@ -7,7 +7,7 @@ from __future__ import annotations
 import functools
 from typing import Protocol
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.feeder.channel import Message, MessageKind, Session, SlotSession
 from dataloaderjob.feeder.feeding_states import Task
@@ -35,11 +35,11 @@ class SlotSnapshots:
 
     def try_first(self, session: Session, slot: SlotSession, task: Task, digest: int) -> None:
         """Starts a trial, which rebuilds a later batch from the slot's first snapshot."""
-        ticket = frames.unpack_slot_ticket(task.payload)
+        ticket = ticket_codec.unpack_slot_ticket(task.payload)
         if ticket is None or slot.first is None or ticket.number < slot.first[0] + TRIED_AFTER:
             return
         slot.is_tried, slot.trials = True, slot.trials + 1
-        payload = frames.with_beginning(task.payload, slot.first, None)
+        payload = ticket_codec.with_beginning(task.payload, slot.first, None)
         verdict = functools.partial(self._restored, session, slot, digest)
         self._trials.begin(session, session.introduction, payload, verdict)
 

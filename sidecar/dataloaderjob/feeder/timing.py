@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import frames, timings
+from dataloaderjob.core import ticket_codec, timings
 from dataloaderjob.core.costs import QueuedTime
 from dataloaderjob.core.timings import ENTRY, SLOWEST, Sums
 
@@ -119,7 +119,7 @@ class BatchClock(NoClock):
             sums.failed += 1
             sums.pack_into(self._file, timings.SUMS_AT)
             return
-        took, slot = now - self._began, frames.slot_of(payload)
+        took, slot = now - self._began, ticket_codec.slot_of(payload)
         made = self._made or now
         fetched = self._fetched or made
         sums.count += 1
@@ -167,4 +167,4 @@ def _describe(keys: Sequence[Any], payload: bytes, position: int) -> str:
         parts = key if type(key) is tuple else (key,)
         if all(type(part) in (str, int) for part in parts):
             return f"index {key}" if type(key) is int else f"key {key!r}"
-    return frames.describe_keys(payload, None if position < 0 else position)
+    return ticket_codec.describe_keys(payload, None if position < 0 else position)

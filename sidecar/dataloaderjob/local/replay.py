@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from dataloaderjob.batches.differences import describe
-from dataloaderjob.core import folders, frames
+from dataloaderjob.core import folders, ticket_codec
 from dataloaderjob.core.errors import DataLoaderJobError, InputError
 from dataloaderjob.core.records import Record, Recorded, RowKind
 from dataloaderjob.local import trust
@@ -76,7 +76,7 @@ class Replay:
         row, ticket = self.found.row, self.remade.ticket
         payload = self.found.piece.ticket(row)
         yield (
-            f"loader {row.loader}, epoch {row.epoch}, batch {row.ticket}: {frames.describe_keys(payload)}, "
+            f"loader {row.loader}, epoch {row.epoch}, batch {row.ticket}: {ticket_codec.describe_keys(payload)}, "
             f"seed {ticket.base_seed}"
         )
         if self.remade.error is not None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.core.records import NO_BUNDLE, Record, Recorded, RowKind
 from dataloaderjob.local import trust
@@ -101,16 +101,16 @@ def _explain(found: Difference, a: Record, b: Record, trusted: Collection[str]) 
         return [f"next() raised an error in {failed[0]}, and returned a batch in the other"]
     left, right = one.piece.ticket(one.row), other.piece.ticket(other.row)
     try:
-        if any(map(frames.has_pickled_keys, (left, right))):
+        if any(map(ticket_codec.has_pickled_keys, (left, right))):
             _check_owners((a, b), trusted)
     except (InputError, RemoteProtocolError) as exc:
         return [f"the batches differ, but the difference is unknown: {exc}"]
-    if left[frames.TICKET_HEAD_NBYTES :] != right[frames.TICKET_HEAD_NBYTES :]:
+    if left[ticket_codec.TICKET_HEAD_NBYTES :] != right[ticket_codec.TICKET_HEAD_NBYTES :]:
         said = _other_keys(left, right)
         if said:
             return [said]
     lines = ["the keys are the same, but the content differs"]
-    if frames.base_seed_of(left) != frames.base_seed_of(right):
+    if ticket_codec.base_seed_of(left) != ticket_codec.base_seed_of(right):
         lines.append("the seeds differ: check torch.manual_seed and the loader's generator")
     return lines + _compare_content(a, one, b, other, trusted)
 
@@ -126,7 +126,7 @@ def _check_owners(records: Iterable[Record], trusted: Collection[str]) -> None:
 def _other_keys(left: bytes, right: bytes) -> str:
     """Names the first key that differs; empty if all keys are equal, even if their pickles differ."""
     try:
-        mine, theirs = (list(frames.unpack_ticket(payload).keys) for payload in (left, right))
+        mine, theirs = (list(ticket_codec.unpack_ticket(payload).keys) for payload in (left, right))
     except Exception:  # the user's classes may be missing in this process
         return "the keys differ"
     if len(mine) != len(theirs):

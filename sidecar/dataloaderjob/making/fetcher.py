@@ -39,7 +39,7 @@ from torch.utils.data._utils.collate import default_collate_fn_map
 from torch.utils.data._utils.worker import _generate_state
 
 from dataloaderjob.core import digests, values
-from dataloaderjob.core.frames import ReadSamples, SlotTicket, Ticket, all_ints
+from dataloaderjob.core.ticket_codec import ReadSamples, SlotTicket, Ticket, all_ints
 from dataloaderjob.making import libraries
 from dataloaderjob.making.held import NOTHING_HELD, HeldGenerators
 from dataloaderjob.making.staged import COLLATE

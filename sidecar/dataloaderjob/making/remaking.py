@@ -15,8 +15,8 @@ from dataloaderjob.batches.digest import batch_digest
 from dataloaderjob.batches.encoding import encode
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.consumption import error_mark
-from dataloaderjob.core.frames import Ticket, unpack_ticket
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE
+from dataloaderjob.core.ticket_codec import Ticket, unpack_ticket
 from dataloaderjob.making.fetcher import Fetcher, SampleError, identity_of, preserved_generators
 from dataloaderjob.making.sessions import begin_session, held_by, introduce
 from dataloaderjob.shipping.bundles import UserCode, load_bundle

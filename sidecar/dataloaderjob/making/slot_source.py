@@ -19,9 +19,9 @@ from torch.utils.data import default_collate, default_convert
 from dataloaderjob.batches.decoding import Decoder
 from dataloaderjob.batches.encoding import encode
 from dataloaderjob.core.errors import RemoteProtocolError
-from dataloaderjob.core.frames import SlotTicket
 from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
 from dataloaderjob.core.snapshots import DATA
+from dataloaderjob.core.ticket_codec import SlotTicket
 from dataloaderjob.making.fetcher import SampleError, is_of_user, stack_in_private_memory
 from dataloaderjob.making.generator_states import checked_numpy, checked_python, checked_torch
 from dataloaderjob.making.staged import COLLATE

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from dataloaderjob.batches.decoding import Decoder
-from dataloaderjob.core.frames import ReadSamples, Ticket
+from dataloaderjob.core.ticket_codec import ReadSamples, Ticket
 from dataloaderjob.making.fetcher import (
     OnSample,
     SampleError,

@@ -15,44 +15,24 @@ import time
 from collections import deque
 from typing import TYPE_CHECKING, Any
 
-from dataloaderjob.core import frames, ipc, supervision
+from dataloaderjob.core import frames, ipc, supervision, ticket_codec
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.control import FAILED, THERE, W_IDLE, W_REGISTERED, Control
 from dataloaderjob.core.errors import ProtocolError
 from dataloaderjob.core.frames import Header
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar import metrics, regions
-from dataloaderjob.sidecar.dispatch import overseer
+from dataloaderjob.sidecar.dispatch import instructions, overseer, streams
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
-from dataloaderjob.sidecar.dispatch.streams import (
-    Close,
-    Connect,
-    CreateRegion,
-    Discard,
-    DropRegion,
-    End,
-    Endpoint,
-    Extent,
-    Fail,
-    Note,
-    Publish,
-    Released,
-    Replace,
-    SayThere,
-    Send,
-    Snapshot,
-    Unpublish,
-)
 from dataloaderjob.sidecar.feeder_connection import TELL_EVERY_S, FeederConnection, LinkError
 from dataloaderjob.sidecar.output import log
 from dataloaderjob.sidecar.regions import Region
+from dataloaderjob.sidecar.trainer_queue import TrainerQueue
 
 if TYPE_CHECKING:
     from dataloaderjob.core.credentials import Credentials
 
 PACKETS_AT_ONCE = 64
-MAX_NOTES = 64
-"""Maximum number of notes that wait for the trainer; later ones are dropped."""
 GIVES_WAY_S = 1.0
 """Seconds without an iterator after which a trainer may lose its place to another trainer (`W_IDLE`)."""
 IDLE_S = 30.0
@@ -97,11 +77,7 @@ class Receiver:
         self._connections: dict[str, FeederConnection] = {}
         self._by_fd: dict[int, FeederConnection] = {}
         self._masks: dict[int, int] = {}
-        self._to_trainer: deque[tuple[bytes, int | None]] = deque()
-        self._snapshots: dict[tuple[int, int], bytes] = {}
-        """(stream, slot) -> the slot's newest snapshot, until it is queued for the trainer."""
-        self._notes: deque[str] = deque()
-        """Notes that are not yet queued for the trainer."""
+        self._outgoing = TrainerQueue(trainer, self.control.told)
         self._to_parent: deque[bytes] = deque()
         self._incoming = ipc.Assembler()
         self._used_at = time.monotonic()
@@ -127,7 +103,7 @@ class Receiver:
         leases = [tuple(map(int, entry)) for entry in adoption["leases"]]
         self.control.reset({entry[0] for entry in leases})
         for lease, region, offset, nbytes in leases:
-            if not placer.adopt(lease, Extent(region, offset, nbytes)):
+            if not placer.adopt(lease, streams.Extent(region, offset, nbytes)):
                 raise ProtocolError(f"lease {lease}, which the trainer claims, does not fit into its region")
         placer.adopted()
         held = {region for _, region, _, _ in leases}
@@ -233,7 +209,7 @@ class Receiver:
             if packet.type in (ipc.Type.TICKETS, ipc.Type.CLOSE):
                 self._maybe_passed(packet)
             if packet.type == ipc.Type.TICKETS:
-                entries, waiting = frames.split_tickets(packet.payload), bool(packet.ticket)
+                entries, waiting = ticket_codec.split_tickets(packet.payload), bool(packet.ticket)
                 self.machine.tickets(now, packet.stream, entries, packet.awaiting, waiting=waiting)
             elif packet.type == ipc.Type.OPEN:
                 self._open_stream(packet)
@@ -260,34 +236,14 @@ class Receiver:
         self._send_parent({"type": "bundle", "bundle": message["bundle"]})
 
     def _send_to_trainer(self) -> None:
-        while self._to_trainer or self._notes or self._snapshots:
-            if not self._to_trainer and self._notes:
-                self._to_trainer += (
-                    (p, None) for p in ipc.pack_json(ipc.Type.NOTE, {"text": self._notes.popleft()})
-                )
-            elif not self._to_trainer:
-                (stream, slot), payload = next(iter(self._snapshots.items()))
-                del self._snapshots[stream, slot]
-                self._to_trainer += ((p, None) for p in ipc.pack(ipc.Type.SNAPSHOT, payload, stream=stream))
-            data, fd = self._to_trainer[0]
-            try:
-                if fd is None:
-                    self._trainer.send(data)
-                else:
-                    socket.send_fds(self._trainer, [data], [fd])
-                    os.close(fd)
-            except BlockingIOError:
-                self._watch(self._trainer.fileno(), select.EPOLLIN | select.EPOLLOUT)
-                return
-            except OSError as exc:
-                raise TrainerGone from exc
-            self._to_trainer.popleft()
-            self.control.told()
-        self._watch(self._trainer.fileno(), select.EPOLLIN)
+        try:
+            is_all_sent = self._outgoing.send()
+        except OSError as exc:
+            raise TrainerGone from exc
+        self._watch(self._trainer.fileno(), select.EPOLLIN | (0 if is_all_sent else select.EPOLLOUT))
 
     def _send_trainer(self, packets: list[bytes], fd: int | None = None) -> None:
-        # a duplicate is sent, because the region may be dropped before the trainer reads
-        self._to_trainer += [(p, None if fd is None else os.dup(fd)) for p in packets]
+        self._outgoing.add(packets, fd)
         self._send_to_trainer()
 
     # The parent's channel
@@ -305,7 +261,7 @@ class Receiver:
             self.machine.ended = str(message.get("ended") or "")
             self.machine.supervisor_notes = [str(n) for n in message.get("notes", [])]
             self.machine.out_of_memory = frozenset(map(str, message.get("out_of_memory", ())))
-            self.machine.set_feeders(now, [Endpoint(*e) for e in message["feeders"]])
+            self.machine.set_feeders(now, [streams.Endpoint(*e) for e in message["feeders"]])
 
     def _send_parent(self, message: dict[str, Any]) -> None:
         self._to_parent.append(json.dumps(message).encode())
@@ -374,7 +330,9 @@ class Receiver:
         self.machine.feeder_down(now, connection.endpoint.instance, reason)
         if connection.over_tcp and not was_over_tcp:
             self.machine.report(
-                Note(f"{reason}. Its memory cannot be shared; batches will come over TCP from now on")
+                instructions.Note(
+                    f"{reason}. Its memory cannot be shared; batches will come over TCP from now on"
+                )
             )
 
     def _forget_fd(self, connection: FeederConnection) -> None:
@@ -403,35 +361,35 @@ class Receiver:
 
     def _do(self, now: float, item: object) -> None:
         match item:
-            case Send(instance, header, payload):
+            case instructions.Send(instance, header, payload):
                 connection = self._connections[instance]
                 connection.send(header, payload)
                 self._dirty.add(connection)
-            case Publish(lease, stream, ticket, extent, nbytes):
+            case instructions.Publish(lease, stream, ticket, extent, nbytes):
                 if self.control.publish(lease, stream, ticket, extent.region, extent.offset, nbytes):
                     os.eventfd_write(self._wake_trainer, 1)
-            case Unpublish(stream, ticket):
+            case instructions.Unpublish(stream, ticket):
                 self.control.unpublish(stream, ticket)
-            case Fail(stream, ticket, payload, is_own):
+            case instructions.Fail(stream, ticket, payload, is_own):
                 kind = ipc.Type.GIVEN_UP if is_own else ipc.Type.FAILED
                 self._answer(kind, stream, ticket, payload)
                 if self._failure is None:  # the trainer, too, raises only the first failure
                     self._failure = stream, ticket
                     self._send_parent({"type": "failure", **supervision.describe_failure(payload)})
-            case End(stream, ticket, batches):
+            case instructions.End(stream, ticket, batches):
                 self._answer(ipc.Type.ENDED, stream, ticket, frames.pack_end(batches))
-            case SayThere(stream, ticket):
+            case instructions.SayThere(stream, ticket):
                 if self.control.publish_word(THERE, stream, ticket):
                     os.eventfd_write(self._wake_trainer, 1)
-            case CreateRegion(number, nbytes, single, lease_limit):
+            case instructions.CreateRegion(number, nbytes, single, lease_limit):
                 region = regions.create(number, nbytes, single=single)
                 self.regions[number] = region
                 about = {"region": number, "nbytes": nbytes, "single": single, "lease_limit": lease_limit}
                 self._send_trainer(ipc.pack_json(ipc.Type.REGION, about), region.fd)
-            case DropRegion(number):
+            case instructions.DropRegion(number):
                 self._send_trainer(ipc.pack_json(ipc.Type.DROP, {"region": number}))
                 self.regions.pop(number).close()
-            case Connect(endpoint):
+            case instructions.Connect(endpoint):
                 connection = FeederConnection(
                     endpoint,
                     self,
@@ -443,22 +401,19 @@ class Receiver:
                 )
                 self._connections[endpoint.instance] = connection
                 self._open(connection, now)
-            case Close(instance, _, again):
+            case instructions.Close(instance, _, again):
                 self._close_connection(now, instance, again)
-            case Discard(instance):
+            case instructions.Discard(instance):
                 self._connections[instance].discard()
-            case Released(bundle):
+            case instructions.Released(bundle):
                 self._send_parent({"type": "released", "bundle": bundle.hex()})
-            case Snapshot(stream, slot, payload):
-                self._snapshots[stream, slot] = (
-                    payload  # the trainer may not read for a while: the newest is enough
-                )
+            case instructions.Snapshot(stream, slot, payload):
+                self._outgoing.add_snapshot(stream, slot, payload)
                 self._send_to_trainer()
-            case Note(text):
-                if len(self._notes) < MAX_NOTES:  # the trainer may not read for a while
-                    self._notes.append(text)
+            case instructions.Note(text):
+                self._outgoing.add_note(text)
                 self._send_to_trainer()
-            case Replace(endpoint, reason, connected):
+            case instructions.Replace(endpoint, reason, connected):
                 feeder = {"name": endpoint.name, "instance": endpoint.instance}
                 self._send_parent({"type": "replace", **feeder, "reason": reason, "connected": connected})
 

@@ -36,12 +36,6 @@ if TYPE_CHECKING:  # at run time, these are imported while the private service s
     from dataloaderjob.trainer.session.client import Client
 
 Devices: TypeAlias = "tuple[int, threading.Lock, dict[torch.device, Device]]"
-_HERE = "num_workers was omitted, so batches are made in this process"
-_TORCHS = "torch's worker processes make the batches"
-_NO_STATE = (
-    "an IterableDataset cannot be resumed unless feeders read it (they do not with num_workers=0, or if it cannot be "
-    "sent to them): the next epoch begins at its first sample"
-)
 _TORCHS_CONTEXT: Any = torch.utils.data.DataLoader.multiprocessing_context
 _T_co = TypeVar("_T_co", covariant=True)
 _numbers = itertools.count()
@@ -282,7 +276,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             if wrong_setting or self.tail or not (left_out or (self._is_stream and service.is_private())):
                 raise  # otherwise a job would look healthy while its feeders are idle
             self._stays_here = True
-            service.say_once(f"{_HERE if left_out else _TORCHS}: {exc}")
+            service.say_once(f"{arguments.MADE_HERE if left_out else arguments.MADE_BY_TORCH}: {exc}")
             if self._is_stream:
                 return self._give_up_epoch(epoch, source, drawn_from)
             return InProcessIterator(self, spec, epoch, begun=iterator)
@@ -315,7 +309,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         """Falls back to torch's iterator over the stream. The epoch then has no state. Restores the loader's
         generator."""
         if epoch.first_batches:
-            service.say_once(_NO_STATE)
+            service.say_once(arguments.NO_STATE)
         source.set_state(drawn_from)
         epoch.settle()
         self._epoch = None
@@ -366,8 +360,6 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
         lost = dict.fromkeys(("_client", "_number", "_iterator", "_epoch", "_devices"))
         return {**self.__dict__, **lost, "consumption": Consumption(self.consumption.loader)}
 
-    # State
-
     def state_dict(self) -> dict[str, Any]:
         """Returns the position of the loader, counted in batches that `next()` has returned.
 
@@ -407,7 +399,7 @@ class DataLoader(torch.utils.data.DataLoader[_T_co]):
             return
         is_streamed = isinstance(state_dict, Mapping) and state_dict.get("iterable")
         if is_streamed or self._is_torchs:
-            service.say_once(_NO_STATE)
+            service.say_once(arguments.NO_STATE)
             return
         spec = self.epoch_spec()
         resume = states.Resume.of(state_dict, spec)

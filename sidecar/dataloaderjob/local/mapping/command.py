@@ -192,7 +192,7 @@ class Progress:
 
 
 def progress_line(total: int, done: int, made: int, elapsed_s: float) -> str:
-    """Formats `640 of 1000 rows (64 %), 210.0 rows/s, 2 s left`. `made`: number of rows processed within `elapsed_s`
+    """Formats `640 of 1000 rows (64%), 210.0 rows/s, 2 s left`. `made`: number of rows processed within `elapsed_s`
     seconds."""
     rate = made / elapsed_s
     return f"{done} of {total} rows ({percent(done / total)}), {rate:.1f} rows/s, {span((total - done) / rate)} left"

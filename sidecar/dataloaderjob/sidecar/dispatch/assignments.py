@@ -8,26 +8,28 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from dataloaderjob.core import frames, supervision
+from dataloaderjob.core import frames, supervision, ticket_codec
 from dataloaderjob.core.frames import Flag, FrameKind
 from dataloaderjob.core.settings import LoaderSettings
 from dataloaderjob.sidecar.dispatch.choose import Ranks, VersionChecks, depth
 from dataloaderjob.sidecar.dispatch.homes import BALANCE_EVERY_S, Slot, better_home, choose_home, stays
-from dataloaderjob.sidecar.dispatch.placing import Placer, turn
-from dataloaderjob.sidecar.dispatch.streams import (
-    Attempt,
-    AttemptState,
+from dataloaderjob.sidecar.dispatch.instructions import (
     Close,
-    Counters,
     Discard,
     End,
     Fail,
-    FeederState,
     Instruction,
     Note,
     Released,
     SayThere,
     Send,
+)
+from dataloaderjob.sidecar.dispatch.placing import Placer, turn
+from dataloaderjob.sidecar.dispatch.streams import (
+    Attempt,
+    AttemptState,
+    Counters,
+    FeederState,
     Stream,
     Ticket,
     TicketEvent,
@@ -49,7 +51,7 @@ def _of_slot(ticket: Ticket, slot: Slot) -> tuple[bytes, int]:
     )
     if slot.begun or any(other.slot is slot and other.number < ticket.number for other in live):
         return ticket.payload, Flag.RESTORABLE if snapshot or known else 0
-    return frames.with_beginning(ticket.payload, snapshot, known), 0
+    return ticket_codec.with_beginning(ticket.payload, snapshot, known), 0
 
 
 class Assignments:

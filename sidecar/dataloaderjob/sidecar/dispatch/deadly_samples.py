@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Container, Sequence
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.sidecar.dispatch.streams import Ticket
 
 
 def deadly_error(ticket: Ticket, out_of_memory: Container[str], notes: Sequence[str]) -> tuple[str, str]:
     """Returns the name and the text of the error. `out_of_memory`: names of the feeders that ran out of memory,
     according to the supervisor. `notes`: the supervisor's notes."""
-    sample = f"{frames.describe_keys(ticket.payload, ticket.position)} of batch {ticket.number}"
+    sample = f"{ticket_codec.describe_keys(ticket.payload, ticket.position)} of batch {ticket.number}"
     if memory := _want_of_memory(ticket, out_of_memory, notes):
         return "OutOfMemory", f"{ticket.strikes} feeder processes ended while making {sample} ({memory})"
     name, how, of_memory = ticket.ends[-1]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import frames, ticket_codec
 from dataloaderjob.core.errors import RemoteProtocolError
 from dataloaderjob.core.frames import SINCE, Flag, FrameKind, Header
 from dataloaderjob.core.processes import Backoff
@@ -17,17 +17,14 @@ from dataloaderjob.core.texts import clean
 from dataloaderjob.sidecar.dispatch.assignments import MAX_STRIKES, Assignments
 from dataloaderjob.sidecar.dispatch.choose import first_place
 from dataloaderjob.sidecar.dispatch.deadly_samples import deadly_error
+from dataloaderjob.sidecar.dispatch.instructions import Connect, Note, Publish, Snapshot
 from dataloaderjob.sidecar.dispatch.placing import mb
 from dataloaderjob.sidecar.dispatch.streams import (
     Attempt,
     AttemptState,
-    Connect,
     Endpoint,
     Extent,
     FeederState,
-    Note,
-    Publish,
-    Snapshot,
     Stream,
     Ticket,
     TicketEvent,
@@ -82,7 +79,7 @@ class Dispatcher(Assignments):
             if stream is None or number in stream.tickets or number < stream.awaited:
                 raise RemoteProtocolError(f"ticket {number} of stream {stream_id} was not expected")
             ticket = Ticket(stream, number, payload, now)
-            if frames.slot_of(payload) is not None:
+            if ticket_codec.slot_of(payload) is not None:
                 self._place_in_slot(now, ticket)
             stream.tickets[number] = ticket
             stream.enqueue(ticket)
@@ -95,7 +92,7 @@ class Dispatcher(Assignments):
 
     def _place_in_slot(self, now: float, ticket: Ticket) -> None:
         """Assigns a ticket to its slot. Raises RemoteProtocolError if the stream's bundle has no such slot."""
-        asked = frames.unpack_slot_ticket(ticket.payload)
+        asked = ticket_codec.unpack_slot_ticket(ticket.payload)
         if asked is not None:
             ticket.slot = ticket.stream.slots.get(now, asked.slot, ticket.stream.manifest)
             ticket.number_in_slot, ticket.asks = asked.number, asked.asks
@@ -281,7 +278,7 @@ class Dispatcher(Assignments):
 
     def _finished(self, now: float, attempt: Attempt) -> None:
         """Records that the feeder has finished with a ticket that yields no batch."""
-        self._answered(now, attempt)
+        attempt.answer(now)
         self._begins(attempt.feeder, attempt.ticket, True)
         self.drop_attempt(attempt, cancel=False, requeue=False)
 
@@ -326,7 +323,7 @@ class Dispatcher(Assignments):
             feeder.load_failures.pop(attempt.ticket.bundle, None)
         extent = self.placer.space.trim(attempt.extent, header.nbytes)
         attempt.extent = None
-        self._answered(now, attempt)
+        attempt.answer(now)
         ticket, stream = attempt.ticket, attempt.ticket.stream
         if ticket.slot is not None:
             ticket.slot.received(ticket.number_in_slot, digest)
@@ -393,7 +390,7 @@ class Dispatcher(Assignments):
 
     def _lost(self, now: float, attempt: Attempt, position: int, how: str, *, of_memory: bool) -> None:
         """Handles the death of the builder that was making a ticket's batch. The feeder itself continues."""
-        self._answered(now, attempt)
+        attempt.answer(now)
         if position >= 0:
             attempt.position = position
         self._lose(attempt)
@@ -427,18 +424,10 @@ class Dispatcher(Assignments):
         if feeder.suspect_since is not None and answers:
             self.trust(feeder)
 
-    def _answered(self, now: float, attempt: Attempt) -> None:
-        """Records that a feeder has finished making a batch, and the time that this took. The time begins when the
-        feeder could start the batch, and excludes any wait for space."""
-        if not attempt.answered:
-            attempt.answered = True
-            attempt.ticket.stream.pace.add(now - max(attempt.asked_at, attempt.feeder.answered_at))
-        attempt.feeder.answered_at = now
-
     def _announced(self, now: float, attempt: Attempt, nbytes: int) -> None:
         if attempt.state is not AttemptState.ASKED:
             return
-        self._answered(now, attempt)
+        attempt.answer(now)
         if not self.placer.fits(nbytes):
             self.fail_service(
                 attempt.ticket,

@@ -7,19 +7,11 @@ report that the feeder is alive proves little, because the feeder stays alive wh
 
 from __future__ import annotations
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.sidecar.dispatch.dispatcher import Dispatcher
+from dataloaderjob.sidecar.dispatch.instructions import Close, Note, Replace
 from dataloaderjob.sidecar.dispatch.placing import turn
-from dataloaderjob.sidecar.dispatch.streams import (
-    Attempt,
-    AttemptState,
-    Close,
-    FeederState,
-    Note,
-    Replace,
-    Ticket,
-    TicketState,
-)
+from dataloaderjob.sidecar.dispatch.streams import Attempt, AttemptState, FeederState, Ticket, TicketState
 
 TICK_S = 0.1
 NOTE_EVERY_S = 30.0
@@ -288,7 +280,7 @@ def _who(machine: Dispatcher, ticket: Ticket) -> str:
     if ticket.attempts:
         return "; ".join(
             f"{a.feeder.endpoint.name} is {'making' if a.state is AttemptState.ASKED else a.state.value}"
-            f" {frames.describe_keys(ticket.payload, a.position)}"
+            f" {ticket_codec.describe_keys(ticket.payload, a.position)}"
             for a in ticket.attempts
         )
     up = sum(feeder.up for feeder in machine.feeders.values())

@@ -16,18 +16,8 @@ from dataclasses import dataclass, field
 from heapq import heappop, heappush
 
 from dataloaderjob.core.control import LEASES, PAGE
-from dataloaderjob.sidecar.dispatch.streams import (
-    Attempt,
-    CreateRegion,
-    DropRegion,
-    Extent,
-    Instruction,
-    Stream,
-    Ticket,
-    TicketEvent,
-    TicketState,
-    Unpublish,
-)
+from dataloaderjob.sidecar.dispatch.instructions import CreateRegion, DropRegion, Instruction, Unpublish
+from dataloaderjob.sidecar.dispatch.streams import Attempt, Extent, Stream, Ticket, TicketEvent, TicketState
 
 RESERVE = 4
 """Number of batches, in addition to the window, for which the pool has room. The trainer is working on these batches,

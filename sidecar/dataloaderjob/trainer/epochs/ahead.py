@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from dataloaderjob.core import errors, frames
+from dataloaderjob.core import errors, ticket_codec
 from dataloaderjob.trainer.device.transfer import Transfer
 from dataloaderjob.trainer.session.stream import RECENT, StreamLeftError
 from dataloaderjob.trainer.session.taking import NOTHING, Taker, Timed
@@ -168,8 +168,8 @@ def _which(taker: Taker) -> str:
     ticket = recent[number % len(recent)]
     if ticket is None:
         return f"batch {number}"
-    packed = ticket if isinstance(ticket, bytes) else frames.pack_ticket_of_ints(*ticket)
-    keys = frames.describe_keys(packed)
+    packed = ticket if isinstance(ticket, bytes) else ticket_codec.pack_ticket_of_ints(*ticket)
+    keys = ticket_codec.describe_keys(packed)
     return keys if keys.startswith("batch ") else f"batch {number}, {keys}"  # a slot numbers its own batches
 
 

@@ -1,5 +1,7 @@
-"""Checks of the DataLoader arguments that torch does not have. They raise the same kinds of errors as torch, or
-InputError."""
+"""Checks of the DataLoader arguments that torch does not have, and notes on who makes the batches.
+
+The checks raise the same kinds of errors as torch, or InputError.
+"""
 
 from __future__ import annotations
 
@@ -11,6 +13,12 @@ from dataloaderjob.core.control import MOST_AHEAD
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer.session.spec import EpochSpec
 
+MADE_HERE = "num_workers was omitted, so batches are made in this process"
+MADE_BY_TORCH = "torch's worker processes make the batches"
+NO_STATE = (
+    "an IterableDataset cannot be resumed unless feeders read it (they do not with num_workers=0, or if it cannot be "
+    "sent to them): the next epoch begins at its first sample"
+)
 TAILS = ("drop", "pad", "error")
 
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 from typing import Any
 
 from dataloaderjob.batches.digest import batch_digests
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.consumption import error_mark, fold
 from dataloaderjob.core.records import RowKind
 from dataloaderjob.making.fetcher import Fetcher, SampleError, identity_of, preserved_generators
@@ -80,7 +80,7 @@ class InProcessIterator(SeededIterator):
                 self._recording.end()
             raise
         keys, number = as_keys(given, bare=self._bare), self._drawn
-        ticket = frames.Ticket(self._epoch_seed, self._position, self._bare, keys, self._draws)
+        ticket = ticket_codec.Ticket(self._epoch_seed, self._position, self._bare, keys, self._draws)
         if self._recording is not None:
             self._recording.ask_here(number, ticket)
         try:

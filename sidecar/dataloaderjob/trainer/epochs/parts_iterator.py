@@ -9,7 +9,7 @@ import contextlib
 from typing import Any
 
 from dataloaderjob.batches.digest import batch_digest
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.consumption import error_mark
 from dataloaderjob.core.records import RowKind
 from dataloaderjob.making.fetcher import identity_of, pickle_keys
@@ -64,8 +64,10 @@ class PartsIterator(SampledIterator):
             )
         self._plan.asks(batch)
         if self._recording is not None:
-            packed = frames.pack_ticket(self._epoch_seed, batch.position, batch.keys, pickle_keys=pickle_keys)
-            self._recording.ask(self._drawn, frames.with_draws(packed, self._draws))
+            packed = ticket_codec.pack_ticket(
+                self._epoch_seed, batch.position, batch.keys, pickle_keys=pickle_keys
+            )
+            self._recording.ask(self._drawn, ticket_codec.with_draws(packed, self._draws))
 
     def _returned(self) -> tuple[int, int, Any]:
         last = self._plan.last
@@ -118,7 +120,7 @@ class PartsIterator(SampledIterator):
         if verdict.error is not None:
             raise _FailedError(verdict.error)
         if verdict.kind is VerdictKind.GIVE:
-            ticket = frames.Ticket(self._epoch_seed, asked.position, False, asked.keys)
+            ticket = ticket_codec.Ticket(self._epoch_seed, asked.position, False, asked.keys)
             identity = identity_of(number, ticket)
             self._lent, taker.lent = taker.lent, None
             return verdict.batch, batch_digest(verdict.batch, identity, allow_pickle=self._pickle_allowed)

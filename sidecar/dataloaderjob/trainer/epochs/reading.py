@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.control import W_NEXT_CALLS
 from dataloaderjob.core.errors import ServiceError
 from dataloaderjob.trainer.epochs.ahead import AheadTaker
@@ -89,12 +89,12 @@ class SlotReading:
     def submit(self, place: SlotPlace, is_wanted: bool) -> None:
         """Requests a batch. Unless `is_wanted`, only asks whether the batch exists."""
         batches, plan, stream = self._batches, self.plan, self.taker.stream
-        ticket = frames.SlotTicket(
+        ticket = ticket_codec.SlotTicket(
             batches.seed, place.number, place.slot, batches.size, batches.bare, batches.drop_last,
             plan.needed(place.slot),
             asks=not is_wanted,
         )  # fmt: skip
-        packed = frames.pack_slot_ticket(ticket)
+        packed = ticket_codec.pack_slot_ticket(ticket)
         if plan.begins(place.slot):
             packed = plan.with_beginning(packed, place)
         stream.pending[self.asked] = packed

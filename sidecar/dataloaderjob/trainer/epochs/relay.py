@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any, NamedTuple
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.trainer.epochs.ahead import AheadTaker
 from dataloaderjob.trainer.epochs.plans import SlotAnswer
@@ -69,11 +69,11 @@ class Relay:
             self.line.append(Read(read.packed, mark, error=error))
             return
         stream, body = self.taker.stream, read.batch
-        samples = frames.ReadSamples(read.place.slot, self._batches.size, body.data)
-        packed = frames.pack_read_samples(
+        samples = ticket_codec.ReadSamples(read.place.slot, self._batches.size, body.data)
+        packed = ticket_codec.pack_read_samples(
             self._batches.seed, read.place.number, samples, bare=self._batches.bare
         )
-        stream.pending[stream.asked] = frames.with_draws(packed, self._draws) if self._draws else packed
+        stream.pending[stream.asked] = ticket_codec.with_draws(packed, self._draws) if self._draws else packed
         stream.asked += 1
         self.line.append(Read(read.packed, mark, len(body)))
         self._waiting_nbytes += len(body)

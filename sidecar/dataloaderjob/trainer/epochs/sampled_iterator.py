@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any, NoReturn
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.consumption import FOLD, error_mark
 from dataloaderjob.core.control import W_DIGEST
 from dataloaderjob.core.records import NO_BUNDLE, RowKind
@@ -71,8 +71,8 @@ class SampledIterator(ServiceIterator):
             _, position, keys, bare = ticket
             return batches, position + (1 if bare else len(keys)), keys
         assert ticket is not None  # noqa: S101  it was taken
-        first, samples = frames.positions_of(ticket)
-        return batches, first + samples, frames.ints_of(ticket)
+        first, samples = ticket_codec.positions_of(ticket)
+        return batches, first + samples, ticket_codec.ints_of(ticket)
 
     def _draw(self) -> None:
         """Advances the sampler until it is one window ahead of the batches taken."""

@@ -29,7 +29,7 @@ from torch.utils.data._utils import MP_STATUS_CHECK_INTERVAL
 from torch.utils.data._utils.worker import _ResumeIteration
 
 from dataloaderjob.batches.decoding import Decoder
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.blobs import BlobStore
 from dataloaderjob.core.control import WINDOW
 from dataloaderjob.core.errors import InputError, ServiceError
@@ -258,7 +258,7 @@ class ContextSession:
         seed = derive_seed(self._base_seed, place.resets) if place.resets else self._base_seed
         if type(given) is Placed:
             seed, place.samples = given.seed, given.position
-        draws = 0 if self._draws_from is None else (self._draws_from + place.resets) & frames.MAX_DRAWS
+        draws = 0 if self._draws_from is None else (self._draws_from + place.resets) & ticket_codec.MAX_DRAWS
         submit(taker.stream, seed, place.samples, ticket, keys, bare=self._bare, draws=draws)
         place.samples += len(keys)
         place.batches = ticket + 1

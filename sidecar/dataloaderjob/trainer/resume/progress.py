@@ -21,7 +21,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, SequentialSampler
 
 from dataloaderjob.core.consumption import Consumption
-from dataloaderjob.core.frames import MAX_DRAWS
+from dataloaderjob.core.ticket_codec import MAX_DRAWS
 from dataloaderjob.making import held
 from dataloaderjob.making.fetcher import derive_seed
 from dataloaderjob.samplers.elastic import ElasticSampler

@@ -20,7 +20,7 @@ import weakref
 from dataclasses import replace
 from pathlib import Path
 
-from dataloaderjob.core import folders, frames
+from dataloaderjob.core import folders, ticket_codec
 from dataloaderjob.core.blobs import BlobStore, Bundle
 from dataloaderjob.core.consumption import Consumption
 from dataloaderjob.core.errors import InputError, say
@@ -31,8 +31,8 @@ from dataloaderjob.making.held import states_of_classes
 from dataloaderjob.shipping.bundles import make_bundle
 from dataloaderjob.trainer.session.spec import EpochSpec
 
-Asked = frames.TicketOfInts | bytes
-"""A ticket as a stream keeps it: packed, or as the arguments of `frames.pack_ticket_of_ints`."""
+Asked = ticket_codec.TicketOfInts | bytes
+"""A ticket as a stream keeps it: packed, or as the arguments of `ticket_codec.pack_ticket_of_ints`."""
 FLUSH_ROWS = 64
 FLUSH_S = 1.0
 _lock = threading.RLock()
@@ -147,11 +147,13 @@ class Recording:
     def ask(self, number: int, ticket: Asked) -> None:
         self._asked[number] = ticket
 
-    def ask_here(self, number: int, ticket: frames.Ticket) -> None:
+    def ask_here(self, number: int, ticket: ticket_codec.Ticket) -> None:
         """Records a ticket that is not sent anywhere. Its keys need not be picklable."""
         try:
-            packed = frames.pack_ticket(*ticket[:2], ticket.keys, bare=ticket.bare, pickle_keys=pickle_keys)
-            packed = frames.with_draws(packed, ticket.draws)
+            packed = ticket_codec.pack_ticket(
+                *ticket[:2], ticket.keys, bare=ticket.bare, pickle_keys=pickle_keys
+            )
+            packed = ticket_codec.with_draws(packed, ticket.draws)
         except Exception:  # user code
             packed = b""
         self.ask(number, packed)
@@ -161,7 +163,7 @@ class Recording:
         asked = self._asked.pop(number, None)
         if asked is None or self._recorder.ended:
             return
-        ticket = asked if isinstance(asked, bytes) else frames.pack_ticket_of_ints(*asked)
+        ticket = asked if isinstance(asked, bytes) else ticket_codec.pack_ticket_of_ints(*asked)
         fields = self._loader, self._epoch, number, digest, rolling
         with _lock:
             self._recorder.add(fields, self._bundle, kind, ticket)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from dataloaderjob.core import control as ctl
-from dataloaderjob.core import frames, ipc
+from dataloaderjob.core import ipc
 from dataloaderjob.core.control import Control
 from dataloaderjob.core.errors import DeadlineExceeded, ProtocolError, ServiceError, ServiceUnavailable, say
 from dataloaderjob.core.sockets import DO_NOT_WAIT
@@ -27,7 +27,7 @@ from dataloaderjob.trainer.session.attach import Absence, Opened, SidecarEnds, a
 from dataloaderjob.trainer.session.pool import LeaseTail, Pool, Region, map_region
 from dataloaderjob.trainer.session.stream import Stream, StreamLeftError
 
-_ANSWERS = (ipc.Type.FAILED, ipc.Type.GIVEN_UP, ipc.Type.ENDED)
+_FOR_STREAM = (ipc.Type.FAILED, ipc.Type.GIVEN_UP, ipc.Type.ENDED, ipc.Type.SNAPSHOT)
 POLL_MS = 100
 ANSWER_S = 1.0
 SEND_TIMEOUT_S = 60.0
@@ -78,8 +78,6 @@ class Client:
         if not self.control.valid:
             raise ServiceUnavailable(f"the sidecar at {path} sent control memory from another version")
         self.pool = self._opened.pool = Pool(self.control, self.wake_receiver)
-
-    # Attaching
 
     def _connected(self, sock: socket.socket) -> None:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, struct.pack("ll", int(SEND_TIMEOUT_S), 0))
@@ -412,21 +410,18 @@ class Client:
         return True
 
     def _packet(self, packet: ipc.Packet, fds: list[int]) -> None:
-        if packet.type in _ANSWERS:
-            if (stream := self.streams.get(packet.stream)) is not None:
-                stream.failures[packet.ticket] = packet
-            return
-        if packet.type == ipc.Type.SNAPSHOT:
-            stream = self.streams.get(packet.stream)
-            if stream is not None and stream.places is not None:
-                stream.places.keep(*frames.unpack_snapshot(packet.payload))
+        stream = self.streams.get(packet.stream)
+        if packet.type in _FOR_STREAM:
+            if stream is not None:
+                stream.hear(packet)
             return
         message = ipc.parse_json(packet.payload)
-        if packet.type == ipc.Type.STATUS and (stream := self.streams.get(packet.stream)) is not None:
+        if packet.type == ipc.Type.STATUS and stream is not None:
             stream.late = clean(message["late"])
         elif packet.type == ipc.Type.REGION:
-            number, nbytes = int(message["region"]), int(message["nbytes"])
-            region = map_region(number, nbytes, bool(message["single"]), fds[0])
+            region = map_region(
+                int(message["region"]), int(message["nbytes"]), bool(message["single"]), fds[0]
+            )
             self.pool.add(region, int(message["lease_limit"]))
         elif packet.type == ipc.Type.DROP:
             self.pool.drop(int(message["region"]))
@@ -437,8 +432,6 @@ class Client:
         """Wakes all threads that sleep for a batch."""
         if self.dead is None:
             os.eventfd_write(self.wake_trainer, 1)
-
-    # The end
 
     @property
     def tail(self) -> LeaseTail | None:

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.blobs import SLOTS
 from dataloaderjob.core.errors import InputError, ServiceError
 from dataloaderjob.core.places import DISTRIBUTED_VARIABLE, SHARES
@@ -62,7 +62,9 @@ class Beginnings:
 
     def with_beginning(self, packed: bytes, place: SlotPlace) -> bytes:
         """Returns a packed ticket with the slot's beginning, for a feeder that does not know the slot."""
-        return frames.with_beginning(packed, self.beginning(place.slot, place.number), self.known(place.slot))
+        return ticket_codec.with_beginning(
+            packed, self.beginning(place.slot, place.number), self.known(place.slot)
+        )
 
     def beginning(self, slot: int, number: int) -> tuple[int, bytes] | None:
         """Returns the point at which a slot may begin if batch `number` is requested: (batches made, state), or None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from dataloaderjob.core import frames, ipc
+from dataloaderjob.core import frames, ipc, ticket_codec
 from dataloaderjob.trainer.session.slot_places import Beginnings, SlotPlace
 
 MESSAGE_NBYTES = 4 << 20
@@ -40,10 +40,10 @@ class Stream:
     manifest: str
     window: int
     awaited: int = 0
-    pending: dict[int, frames.TicketOfInts | bytes] = field(default_factory=dict)
+    pending: dict[int, ticket_codec.TicketOfInts | bytes] = field(default_factory=dict)
     """Tickets whose batches were not taken, including unsent ones. They are sent again if a sidecar dies. Tickets of
     ints are packed later, several at a time, while the packing code is in the CPU's caches."""
-    recent: list[frames.TicketOfInts | bytes | None] = field(default_factory=lambda: [None] * RECENT)
+    recent: list[ticket_codec.TicketOfInts | bytes | None] = field(default_factory=lambda: [None] * RECENT)
     """The last tickets taken, each at its number modulo the length."""
     failures: dict[int, ipc.Packet] = field(default_factory=dict)
     """The messages that arrived in place of batches."""
@@ -72,6 +72,13 @@ class Stream:
         spare = self.window - frames.TICKET_DEPTH * feeders if feeders else self.window // 4
         self.together = max(1, min(TOGETHER, spare))
 
+    def hear(self, packet: ipc.Packet) -> None:
+        """Keeps a slot's snapshot, or the answer to a ticket that yields no batch."""
+        if packet.type != ipc.Type.SNAPSHOT:
+            self.failures[packet.ticket] = packet
+        elif self.places is not None:
+            self.places.keep(*frames.unpack_snapshot(packet.payload))
+
     def begin_anew(self) -> None:
         """Adds the slot's beginning to the first ticket of each slot, because a new receiver does not know it."""
         told: set[int] = set()
@@ -79,7 +86,7 @@ class Stream:
             packed = self.pending[number]
             if self.places is None or not isinstance(packed, bytes):
                 return
-            ticket = frames.unpack_slot_ticket(packed)
+            ticket = ticket_codec.unpack_slot_ticket(packed)
             if ticket is not None and ticket.slot not in told:
                 told.add(ticket.slot)
                 self.pending[number] = self.places.with_beginning(
@@ -90,7 +97,7 @@ class Stream:
         """Returns packets with these pending tickets. A message has at most 4 MiB, unless it contains a single
         ticket."""
         if 0 < len(numbers) <= TOGETHER:
-            payload = frames.join_tickets_of_ints(numbers, [self.pending[number] for number in numbers])
+            payload = ticket_codec.join_tickets_of_ints(numbers, [self.pending[number] for number in numbers])
             if payload is not None and len(payload) <= MESSAGE_NBYTES:
                 return self._message(payload, waiting=waiting)
         packets: list[bytes] = []
@@ -98,13 +105,13 @@ class Stream:
         nbytes = 0
         for number in numbers:
             ticket = self.pending[number]
-            payload = ticket if type(ticket) is bytes else frames.pack_ticket_of_ints(*ticket)
+            payload = ticket if type(ticket) is bytes else ticket_codec.pack_ticket_of_ints(*ticket)
             if group and nbytes + len(payload) > MESSAGE_NBYTES:
-                packets += self._message(frames.join_tickets(group), waiting=waiting)
+                packets += self._message(ticket_codec.join_tickets(group), waiting=waiting)
                 group, nbytes = [], 0
             group.append((number, payload))
             nbytes += len(payload)
-        return packets + self._message(frames.join_tickets(group), waiting=waiting)
+        return packets + self._message(ticket_codec.join_tickets(group), waiting=waiting)
 
     def _message(self, payload: bytes, *, waiting: bool) -> list[bytes]:
         return ipc.pack(ipc.Type.TICKETS, payload, stream=self.id, ticket=waiting, awaiting=self.awaited)

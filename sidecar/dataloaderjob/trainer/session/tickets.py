@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from dataloaderjob.core import frames
+from dataloaderjob.core import ticket_codec
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.making.fetcher import pickle_keys
 from dataloaderjob.trainer.session.stream import Stream
@@ -61,8 +61,8 @@ def submit(
     """
     if draws:
         packed = _pack(seed, position, number if batch is None else batch, keys, bare=bare)
-        stream.pending[number] = frames.with_draws(packed, draws)
-    elif type(keys) is list and frames.all_ints(keys):
+        stream.pending[number] = ticket_codec.with_draws(packed, draws)
+    elif type(keys) is list and ticket_codec.all_ints(keys):
         # Packed later, with its neighbors; the list may be the sampler's own.
         stream.pending[number] = seed, position, keys if bare else keys.copy(), bare
     else:
@@ -74,8 +74,8 @@ def _pack(seed: int, position: int, number: int, keys: Sequence[Any], *, bare: b
     try:
         if type(keys) is list and len(keys) > 1 and set(map(type, keys)) == {np.int64}:
             array = np.array(keys)  # a single pickle instead of one for each key
-            return frames.pack_ticket_of_items(seed, position, array)
-        return frames.pack_ticket(seed, position, keys, bare=bare, pickle_keys=pickle_keys)
+            return ticket_codec.pack_ticket_of_items(seed, position, array)
+        return ticket_codec.pack_ticket(seed, position, keys, bare=bare, pickle_keys=pickle_keys)
     except Exception as exc:
         raise InputError(
             f"the sampler's keys for batch {number} cannot be sent to feeders ({exc}): use keys that can "
