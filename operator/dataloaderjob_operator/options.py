@@ -263,7 +263,7 @@ def _peers(text: str) -> tuple[dict[str, Any], ...]:
     known = {"podSelector", "namespaceSelector", "ipBlock"}
     if not isinstance(found, list) or not all(isinstance(p, dict) and p and p.keys() <= known for p in found):
         raise argparse.ArgumentTypeError(
-            f"expected a list of peers with fields out of {sorted(known)}, got {text}"
+            f"expected a list of peers with only the fields {sorted(known)}, got {text}"
         )
     return tuple(found)
 

@@ -228,7 +228,7 @@ class Colour(enum.IntEnum):
         pytest.param(made("instance", (__name__, "Stays"), ()), "cannot be created as", id="setstate"),
         pytest.param(
             made("instance", None, ()),
-            "this process cannot create an object in the way",
+            "this process cannot create an object by the method",
             id="instance-of-no-class",
         ),
         pytest.param(made("int", (__name__, "Colour"), ()), "cannot be created as 'int'", id="enum-as-int"),
@@ -238,11 +238,11 @@ class Colour(enum.IntEnum):
         ),
         pytest.param(made("mapping", (__name__, "Stays"), ()), "cannot be created", id="odd-mapping"),
         pytest.param(
-            made("nonsense", None, ()), "this process cannot create an object in the way", id="unknown-way"
+            made("nonsense", None, ()), "this process cannot create an object by the method", id="unknown-way"
         ),
         pytest.param(
             made("datetime.date", ("os", "system"), ()),
-            "this process cannot create an object in the way",
+            "this process cannot create an object by the method",
             id="class-not-asked-for",
         ),
         pytest.param(

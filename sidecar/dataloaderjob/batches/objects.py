@@ -246,12 +246,12 @@ def _make_own_dict(cls: Any, content: Any) -> Any:
 
 
 def class_for(way: str, name: ClassName | None) -> type | None:
-    """Returns the class that a schema names, or None if the way needs none. Raises RemoteProtocolError if objects of
-    the class cannot be made in this way."""
+    """Returns the class that a schema names, or None if `way` needs no class. Raises RemoteProtocolError if `way`
+    cannot create objects of the class."""
     carrier = CARRIERS.get(way)
     if carrier is None or (name is None) != (carrier.fits is None):
         raise RemoteProtocolError(
-            f"this process cannot create an object in the way {way!r} (class {name}): use the same dataloaderjob "
+            f"this process cannot create an object by the method {way!r} (class {name}): use the same dataloaderjob "
             "version everywhere"
         )
     if name is None or carrier.fits is None:

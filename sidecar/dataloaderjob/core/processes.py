@@ -261,7 +261,7 @@ class Backoff:
     last_s: float
 
     def wait_s(self, failures: int) -> float:
-        """Returns the wait after `failures` consecutive failures, at least one."""
+        """Returns the seconds to wait after `failures` consecutive failures. `failures` is at least 1."""
         return min(self.last_s, self.first_s * 2.0 ** min(failures - 1, 30))
 
     def spread_s(self, failures: int) -> float:

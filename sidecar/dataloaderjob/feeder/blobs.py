@@ -115,8 +115,8 @@ class BlobFetcher:
                 with self._places.one(str(sock.getpeername()[:1])) as free:
                     if not free:
                         raise RemoteProtocolError(
-                            f"feeders may have {supervision.MAX_OF_FEEDERS} connections from one address, and this one "
-                            "has that many"
+                            f"feeders may have at most {supervision.MAX_OF_FEEDERS} connections from one address, and "
+                            "this one already has that many"
                         )
                     self._serve(sock)
             except (OSError, ProtocolError) as exc:

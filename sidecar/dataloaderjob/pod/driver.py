@@ -1,5 +1,6 @@
-"""Ray's container in the head's pod, for a job on an existing Ray cluster. It runs the supervisor's agent, which is the
-job's Ray driver. It also runs a raylet, because a driver needs one on its machine. This raylet has no room for feeders.
+"""The Ray container of the head pod, for a job on an existing Ray cluster. It runs the supervisor's agent, which is the
+job's Ray driver. It also runs a raylet, because a driver needs one on its machine. This raylet offers no
+resources, so no feeders run on it.
 
     python -m dataloaderjob.pod.driver --settings FILE.json
 

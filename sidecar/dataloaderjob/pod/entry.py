@@ -282,7 +282,7 @@ def ended(node: RayNode, names: Iterable[str]) -> ServiceError:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExternalRay:
-    """The existing Ray cluster of a job. With the defaults, there is none, and the head's pod starts one itself."""
+    """The existing Ray cluster that a job uses. By default, there is none, and the head pod starts its own."""
 
     address: str = ""
     """host:port of the cluster's GCS; empty if there is no such cluster."""

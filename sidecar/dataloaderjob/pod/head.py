@@ -56,8 +56,8 @@ class AgentNode:
 
     def serve(self, address: str, vital: Mapping[str, int], env: Mapping[str, str]) -> NoReturn:
         """Keeps the agent running while the node's vital processes run. `address`: the GCS's address; `env`: the
-        agent's environment. Raises Stopped. Raises ServiceError if a vital process ended, or if another start of the
-        agent would be useless."""
+        agent's environment. Raises Stopped. Raises ServiceError if a vital process ended, or if a restart of the
+        agent would not help."""
         path = self._folder / "agent.json"
         dump(agent_settings(self._settings, address), path)
         self._agent = Kept(AGENT, path, env, Restarts("the agent"))

@@ -1,4 +1,6 @@
-"""The shipping of user code and data to feeders. The dataset, collate_fn and worker_init_fn become a bundle of blobs.
+"""Bundles, in which user code and data are shipped to feeders.
+
+The dataset, collate_fn and worker_init_fn become a bundle of blobs.
 
 `blobs[0]` holds the length of a table as a u64, the table, and the pickle. `module_state` describes the parts of the
 pickle. `blobs[1]` is the source of the user's modules. The other blobs are the pickle's buffers; small buffers share a

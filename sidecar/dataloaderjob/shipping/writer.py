@@ -128,8 +128,8 @@ class Writer:
         return UserCodePickler(out, take_buffer, known=self.known, user_modules=self.modules, **options)
 
     def _dump(self, pickler: UserCodePickler, roots: Roots) -> bool:
-        """Dumps the state and the roots. Returns False if this failed but another attempt may succeed, without the
-        objects that cannot be pickled. Raises InputError if the roots themselves cannot be pickled."""
+        """Dumps the state and the roots. Returns False if this failed, but an attempt that leaves out the
+        objects that cannot be pickled may succeed. Raises InputError if the roots themselves cannot be pickled."""
         where = ROOTS
         try:
             for module, part in self._state.dumps(self.reached, self.patches):

@@ -170,8 +170,8 @@ class SupervisorServer:
         with self._places.one(peer.host) as free:
             if not free:
                 raise RemoteProtocolError(
-                    f"feeders may have {supervision.MAX_OF_FEEDERS} connections from one address, and {peer.host} has "
-                    "that many"
+                    f"feeders may have at most {supervision.MAX_OF_FEEDERS} connections from one address, and "
+                    f"{peer.host} already has that many"
                 )
             serve(peer)
 

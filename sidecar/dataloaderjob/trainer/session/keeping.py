@@ -254,8 +254,8 @@ def _locked(base: Path) -> Iterator[None]:
             except BlockingIOError as exc:
                 if time.monotonic() > deadline:
                     raise ServiceUnavailable(
-                        f"another script of yours has been choosing feeders for {LOCK_S:.0f} s, and holds "
-                        f"{base / _LOCK_NAME}: wait for it, or terminate it"
+                        f"another of your scripts has been choosing feeders for {LOCK_S:.0f} s, and holds "
+                        f"{base / _LOCK_NAME}: wait for it to finish, or terminate it"
                     ) from exc
                 time.sleep(LOOK_S)
         yield

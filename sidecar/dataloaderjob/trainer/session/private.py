@@ -211,7 +211,8 @@ def _wanted(home: Path) -> int:
 
 
 def _poke(home: Path) -> None:
-    """Makes the service read the number of feeders. A service that does not listen yet will read it when it does."""
+    """Makes the service read the number of feeders. A service that is not listening yet reads it
+    once it listens."""
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as sock:
         sock.setblocking(False)
         with contextlib.suppress(OSError):
