@@ -519,7 +519,7 @@ def test_simulated_breaks_leave_no_thread(rig: Rig, late: BusyDevice) -> None:
 def test_stage_without_a_device_or_a_callable_is_refused() -> None:
     with pytest.raises(InputError, match="device_stage= needs device="):
         DataLoader(Numbers(4), device_stage=noisy)
-    with pytest.raises(TypeError, match="found str"):
+    with pytest.raises(TypeError, match="is of type str"):
         DataLoader(Numbers(4), device="cpu", device_stage="noisy")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="prefetch_device must be a number from 1"):
         DataLoader(Numbers(4), device="cpu", prefetch_device=0)

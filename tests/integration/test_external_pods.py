@@ -102,7 +102,7 @@ def message(pods: Pods, *words: str | None, **more: float) -> tuple[int, str]:
     ("versions", "text"),
     [
         pytest.param({"ray_version": "2.44.1"}, "runs Ray 2.44.1 on Python 3", id="ray"),
-        pytest.param({"python_version": "3.99.1"}, "on Python 3.99.1, this job has Ray", id="python"),
+        pytest.param({"python_version": "3.99.1"}, "on Python 3.99.1, but this job has Ray", id="python"),
     ],
 )
 def test_cluster_of_other_versions_is_refused_with_its_own_code(

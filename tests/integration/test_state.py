@@ -47,6 +47,9 @@ def test_stopped_run_resumes_as_if_uninterrupted(service: None, name: str) -> No
         assert stopped(LOADERS[name], epoch, step, 2, {}, {}) == expected, step
 
 
+LENGTH = 24
+"""Batches of an epoch that is resumed at every step; each resume loads the rest of it."""
+
 WITH = {
     "torch's window": {"num_workers": 2},
     "a wide window": {"num_workers": 2, "prefetch_factor": 20},
@@ -67,12 +70,12 @@ def test_resuming_works_with_every_option(service: None, name: str, option: str)
         assert stopped(LOADERS[name], epoch, step, 3, options, options) == expected, (epoch, step)
 
 
-def fifty(ranks: int, rank: int) -> DataLoader:
-    """A loader of 50 batches; the seed is that of the process."""
+def short(ranks: int, rank: int) -> DataLoader:
+    """A loader of LENGTH batches; the seed is that of the process."""
     seed(5)
-    dataset = Augmented(50 * ranks)
+    dataset = Augmented(LENGTH * ranks)
     return DataLoader(
-        dataset, 1, sampler=data.DistributedSampler(dataset, ranks, rank, seed=1), dataset_id="fifty"
+        dataset, 1, sampler=data.DistributedSampler(dataset, ranks, rank, seed=1), dataset_id="short"
     )
 
 
@@ -82,16 +85,16 @@ def fifty(ranks: int, rank: int) -> DataLoader:
 def test_any_number_of_feeders_resumes_at_every_step_of_an_epoch(
     feeders: int, rigs: dict[int, Rig], ranks: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    expected = [[fingerprint(batch) for batch in fifty(ranks, rank)] for rank in range(ranks)]
-    before = iter(fifty(ranks, 0))
-    for step in range(51):
+    expected = [[fingerprint(batch) for batch in short(ranks, rank)] for rank in range(ranks)]
+    before = iter(short(ranks, 0))
+    for step in range(LENGTH + 1):
         state = json.dumps(before.state_dict())
         rank = step % ranks
         monkeypatch.setenv("DATALOADERJOB_SOCKET", rigs[1 + (feeders + step) % 3].socket)
-        again = fifty(ranks, rank)
+        again = short(ranks, rank)
         again.load_state_dict(json.loads(state))
         assert [fingerprint(batch) for batch in again] == expected[rank][step:], step
-        if step < 50:
+        if step < LENGTH:
             assert fingerprint(next(before)) == expected[0][step]
 
 

@@ -13,7 +13,9 @@ from torch.utils import data
 
 from dataloaderjob import DataLoader
 
-FEEDERS = {0: 2, 17: 1, 34: 3}
+LENGTH = 24
+"""Batches of an epoch; each resume loads the rest of it."""
+FEEDERS = {0: 2, 8: 1, 16: 3}
 """Their number from a step on."""
 
 
@@ -28,27 +30,27 @@ def ray(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatc
         service.end()
 
 
-def fifty(ranks: int, rank: int, **options: int) -> DataLoader:
-    """A loader of 50 batches; the seed is that of the process."""
+def short(ranks: int, rank: int, **options: int) -> DataLoader:
+    """A loader of LENGTH batches; the seed is that of the process."""
     torch.manual_seed(5)
-    dataset = Augmented(50 * ranks)
+    dataset = Augmented(LENGTH * ranks)
     sampler = data.DistributedSampler(dataset, ranks, rank, seed=1)
-    return DataLoader(dataset, 1, sampler=sampler, dataset_id="fifty", **options)
+    return DataLoader(dataset, 1, sampler=sampler, dataset_id="short", **options)
 
 
 @pytest.mark.slow
 def test_ray_feeders_resume_at_every_step_of_an_epoch(ray: Service) -> None:
     here = {"num_workers": 0}
     for ranks in (1, 2):
-        expected = [[fingerprint(batch) for batch in fifty(ranks, rank, **here)] for rank in range(ranks)]
-        before = [iter(fifty(ranks, rank)) for rank in range(ranks)]
-        for step in range(51):
+        expected = [[fingerprint(batch) for batch in short(ranks, rank, **here)] for rank in range(ranks)]
+        before = [iter(short(ranks, rank)) for rank in range(ranks)]
+        for step in range(LENGTH + 1):
             if step in FEEDERS:
                 ray.scale(FEEDERS[step])
                 ray.settled()
             for rank in range(ranks):
-                again = fifty(ranks, rank)
+                again = short(ranks, rank)
                 again.load_state_dict(json.loads(json.dumps(before[rank].state_dict())))
                 assert [fingerprint(batch) for batch in again] == expected[rank][step:], (ranks, rank, step)
-                if step < 50:
+                if step < LENGTH:
                     assert fingerprint(next(before[rank])) == expected[rank][step]
