@@ -141,7 +141,10 @@ def test_trainers_job_stuck_without_pods_is_named_and_given_up() -> None:
     life.now = restarts.STUCK_S
     made = life.decide(lost(life))
     assert life.attempt == 1
-    assert "Job mnist-trainers-0 has no pods, but has been terminating" in condition(made, ConditionType.PROGRESSING).message
+    assert (
+        "Job mnist-trainers-0 has no pods, but has been terminating"
+        in condition(made, ConditionType.PROGRESSING).message
+    )
 
 
 def tolerations(**spec: Any) -> list[list[dict[str, Any]]]:
