@@ -28,9 +28,9 @@ from dataloaderjob.core.processes import (
 )
 from dataloaderjob.core.settings import FeederSettings, load
 from dataloaderjob.feeder import serving
+from dataloaderjob.feeder.serving import EXIT_FAILED
 from dataloaderjob.feeder.zygote import EXIT_TOLD
 
-EXIT_FAILED = 1
 _READ_NBYTES = 64 * 1024
 Zygote = tuple[socket.socket, int]
 """The socket over which the zygote receives feeders' sockets, and the zygote's pid."""
