@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import sys
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -73,6 +74,15 @@ def run(
     return RunData(about, Series(readings, happened or []), changed.pop("times", times()), **changed)
 
 
+def overloaded(own: float) -> RunData:
+    """A run on a machine without a free CPU, `own` of whose two CPUs it uses itself."""
+    data = run(waited=0.6, times=times(queued=0.7))
+    data.series.readings[:] = [
+        replace(r, cpu={"feeder-0, batches": 2 * own * r.at}) for r in data.series.readings
+    ]
+    return data
+
+
 class Page(HTMLParser):
     """What a browser would show, and what it would run or load."""
 
@@ -122,16 +132,23 @@ def test_ids_of_a_page_are_distinct():
     [
         (run(waited=0.02), "Not limited by input"),
         (run(waited=0.6), "Limited by input: training waited for input for 60% of its time."),
-        (run(waited=0.6, times=times(queued=0.7)), "The machine has too few CPUs"),
+        (overloaded(own=0.95), "The machine has too few CPUs (2): feeders were ready"),
+        (overloaded(own=0.2), "Other programs used this machine's CPUs: this run kept 0.4 of 2 busy"),
+        (overloaded(own=0.2), "1 feeder with a free CPU would suffice; this run had 2."),
+        (run(waited=0.6, times=times(queued=0.1)), "So something else kept training waiting"),
         (run(waited=0.6, times=times(6)), "A few slow batches hold up the rest: 6 of 100"),
         (run(waited=0.6, times=times(6)), "The same samples are slow every time: index 5 (2 times)."),
+        (run(), "Training took its last batch by 59.0 s. The run ended by 59.0 s."),
         (run(happened=[Event(3.0, "trainer-1", "failed", "ended with exit code 3")]), "The run failed: trainer-1"),
         (run(is_live=True), "The run is still in progress"),
         (run(times=Times()), "No feeder of this run measured any"),
         (RunData({"name": "x", "started": 1.0}, Series(), Times()), "No batch was taken yet"),
         (RunData({"name": "x", "started": 1.0}, Series([reading(9.0, 0, feeders=0)]), Times()), "No feeder has served"),
     ],
-    ids=["fast", "slow", "overloaded", "tail", "again", "failed", "live", "elsewhere", "empty", "starting"],
+    ids=[
+        "fast", "slow", "overloaded", "overloaded-by-others", "enough", "unknown", "tail", "again", "ended", "failed",
+        "live", "elsewhere", "empty", "starting",
+    ],
 )  # fmt: skip
 def test_page_says_what_happened(data: RunData, said: str):
     assert said in Page(render(data)).words

@@ -124,6 +124,23 @@ class Analysis:
             for i, (a, b) in enumerate(pairs)
         ]
 
+    @cached_property
+    def own_cpus(self) -> float:
+        """The mean number of CPUs that this run kept busy from its first to its last batch."""
+        spans = [s for s in self.spans if (self.first_batch_at or 0.0) < s.ended <= self.last_batch_at]
+        seconds = sum(s.ended - s.began for s in spans)
+        return sum(sum(s.cpus.values()) * (s.ended - s.began) for s in spans) / seconds if seconds else 0.0
+
+    @property
+    def most_cpus(self) -> float:
+        """The maximum number of CPUs that this run kept busy."""
+        return max((sum(span.cpus.values()) for span in self.spans), default=0.0)
+
+    @property
+    def nears_all_cpus(self) -> bool:
+        """True if the number of CPUs is on the scale of what this run used, so that a chart can show it."""
+        return 0 < self.data.cpus <= 3 * self.most_cpus
+
     # Times of batches
 
     @cached_property

@@ -153,7 +153,7 @@ def cpus(found: Analysis) -> Chart:
         rows = [[span.cpus[group] for span in found.spans] for group in groups]
         axes.stackplot(at, *rows, labels=groups, colors=_COLOURS[:4], alpha=0.85, linewidth=0)
         most = max([0.1, *(sum(column) for column in zip(*rows, strict=True))])
-        if 0 < found.data.cpus <= 1.6 * most:
+        if found.nears_all_cpus:
             axes.axhline(found.data.cpus, color=_INK, linestyle="--", linewidth=1.0)
             most = max(most, found.data.cpus)
         axes.set_ylim(0, 1.45 * most)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -10,7 +11,7 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup
 
 from dataloaderjob import __version__
-from dataloaderjob.local.reporting import charts, story
+from dataloaderjob.local.reporting import charts, reasons, story, texts
 from dataloaderjob.local.reporting.analysis import Analysis
 from dataloaderjob.local.reporting.charts import Chart
 from dataloaderjob.local.reporting.rundata import RunData
@@ -43,10 +44,14 @@ QUEUED = (
     "of individual samples include that delay."
 )
 CPU = (
-    "CPUs that this run kept busy, at most {:.1f} of the machine's {}. If the stack reaches the dashed "
+    "CPUs that this run kept busy, at most {:.1f} of the machine's {} (the dashed line). If the stack reaches the "
     "line, feeders and training compete for the machine, and more feeders need more CPUs. If it stays far "
     "below the line while training waits, feeders wait for storage, or for CPUs that other programs are "
     "using."
+)
+IDLE = (
+    "CPUs that this run kept busy, at most {:.1f} of the machine's {}, so the machine itself was no limit. If training "
+    "waits nevertheless, feeders wait for storage, or for CPUs that other programs are using."
 )
 CPU_OF_CLUSTER = (
     "CPUs that feeders kept busy with batches, and those of the processes that receive batches. The CPU time of "
@@ -95,11 +100,13 @@ def _as_markup(section: Section) -> dict[str, object]:
 def _subtitle(found: Analysis) -> str:
     data = found.data
     if data.is_watched:
-        return f"A job on a cluster, watched for {story.span(found.last.at)} from {story.when(data.started)}."
-    began = f"Started {story.when(data.started)}, with feeders from the provider {data.about.get('provider')}"
+        return f"A job on a cluster, watched for {texts.span(found.last.at)} from {texts.when(data.started)}."
+    began = f"Started {texts.when(data.started)}, with feeders from the provider {data.about.get('provider')}"
     live = " The run is live." if data.is_live else ""
     earlier = (
-        f" The record also has {data.earlier} earlier runs, which are not shown." if data.earlier else ""
+        f" The record also has {texts.count(data.earlier, 'earlier run')}; this page shows the newest."
+        if data.earlier
+        else ""
     )
     return f"{began}.{live}{earlier}"
 
@@ -122,7 +129,7 @@ def _sections(found: Analysis) -> Iterator[Section]:
     if found.spans:
         yield Section(
             "Bytes",
-            [BYTES.format(story.size(found.nbytes))],
+            [BYTES.format(texts.size(found.nbytes))],
             charts.throughput(found),
         )
         yield Section("CPU", [_cpu(found)], charts.cpus(found), [story.processes(found)])
@@ -172,9 +179,10 @@ def _times(found: Analysis) -> Iterator[Section]:
             yield _slowest(found)
         return
     quantiles = [(q, found.times.quantile(q)) for q in (0.5, 0.9, 0.99)]
-    said = ", ".join(f"{q:.0%} within {story.duration(t)}" for q, t in quantiles if t is not None)
+    most = max((e.took_ns for e in found.times.batches), default=0) / 1e9 or math.inf
+    said = ", ".join(f"{q:.0%} within {texts.duration(min(t, most))}" for q, t in quantiles if t is not None)
     text = [MADE.format(sums.count, said)]
-    if found.queued > story.OVERLOADED:
+    if found.queued > reasons.OVERLOADED:
         text.append(QUEUED.format(found.queued))
     yield Section("Times of batches", text, charts.build_times(found), [story.parts(found)])
     yield _slowest(found)
@@ -184,13 +192,14 @@ def _slowest(found: Analysis) -> Section:
     when = (
         "Times are times of day" if found.data.is_watched else "Times are counted from the start of the run"
     )
-    text = f"{when}. A sample that is slow every time is worth investigating."
+    text = [
+        f"{when}. Batches are numbered from 0 in each epoch. A sample that is slow every time is worth a look."
+    ]
     tables = [story.slow_batches(found), story.slow_samples(found)]
-    return Section("Slowest batches and samples", [text], None, tables)
+    return Section("Slowest batches and samples", text, None, tables)
 
 
 def _cpu(found: Analysis) -> str:
     if found.data.is_watched:
         return CPU_OF_CLUSTER
-    busy = [sum(span.cpus.values()) for span in found.spans]
-    return CPU.format(max(busy, default=0.0), found.data.cpus)
+    return (CPU if found.nears_all_cpus else IDLE).format(found.most_cpus, found.data.cpus)

@@ -7,22 +7,13 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 
-from dataloaderjob.core.sizing import WORTH, Limit
 from dataloaderjob.core.timings import Entry
-from dataloaderjob.local.reporting.analysis import TAIL, Analysis, Incident
-from dataloaderjob.local.reporting.series import ENDED, FAILED, MEMORY, SERVICE, TROUBLE, Event
+from dataloaderjob.local.reporting import reasons
+from dataloaderjob.local.reporting.analysis import Analysis, Incident
+from dataloaderjob.local.reporting.series import ENDED, FAILED, MEMORY, SERVICE, STARTED, TROUBLE, Event
+from dataloaderjob.local.reporting.texts import clock, count, duration, size, span
 
-OVERLOADED = 0.3
-"""If batches wait for a CPU for more than this share of their build time, the machine counts as too small."""
-MOST_ROWS, MOST_STORY = 60, 12
-LIMITS = {
-    Limit.CPU: "the CPU of the processes that make batches",
-    Limit.STORAGE: "storage: making a batch mostly waits for data",
-    Limit.SLOTS: "the number of slots of this iterable dataset (num_workers)",
-    Limit.NETWORK: "the link into the trainer's node",
-    Limit.RECEIVER: "the process that receives batches",
-    Limit.TRAINER: "training itself",
-}
+MOST_ROWS, MOST_STORY, MOST_SAMPLES = 60, 12, 6
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +41,7 @@ class Story:
 
 
 def story(found: Analysis) -> Story:
-    verdict, is_bad, because = _verdict(found)
+    verdict, is_bad, because = reasons.verdict(found)
     return Story(
         verdict=verdict,
         is_bad=is_bad,
@@ -58,74 +49,6 @@ def story(found: Analysis) -> Story:
         figures=list(_figures(found)),
         lines=list(_lines(found)),
     )
-
-
-def _verdict(found: Analysis) -> tuple[str, bool, list[str]]:
-    failed = [e for e in found.data.series.events if e.kind == FAILED and not e.who.startswith("rank ")]
-    if failed:
-        return f"The run failed: {failed[0].who}: {failed[0].what}", True, list(_reasons(found))
-    if found.waiting is None:
-        few = "Too few batches were taken" if found.batches else "No batch was taken yet"
-        return f"{few}, so there is nothing to judge.", True, []
-    waits = f"training waited for input for {found.waiting:.0%} of its time"
-    if found.waiting < WORTH:
-        return f"Not limited by input: {waits}.", False, list(_reasons(found))
-    return f"Limited by input: {waits}.", True, list(_reasons(found))
-
-
-def _reasons(found: Analysis) -> Iterator[str]:
-    """Yields the reasons why training waited, and the remedies."""
-    advice, pipeline, waiting = found.advice, found.pipeline, found.waiting
-    if advice is None or pipeline is None or waiting is None:
-        return
-    if waiting < WORTH:
-        yield (
-            "The feeders keep up. Watch the ready batches below: while they stay near their maximum, fewer "
-            "feeders may suffice."
-        )
-        return
-    if found.data.is_watched:
-        yield from _reasons_on_cluster(found)
-        return
-    if found.queued > OVERLOADED:
-        yield (
-            f"The machine has too few CPUs ({found.data.cpus}): feeders were ready to work, but had to "
-            f"wait for a CPU during {found.queued:.0%} of the time that batches took. More feeders on this "
-            "machine would not help; feeders on other machines, or cheaper samples, would."
-        )
-    if found.is_heavy_tailed and found.tail is not None:
-        yield (
-            f"A few slow batches hold up the rest: {found.tail.count:,} of {found.times.sums.count:,} took "
-            f"at least {TAIL:g} times as long as the median, and together {found.tail.share:.0%} of all "
-            "build time. Make the samples listed below cheaper, or use a larger window or parts=."
-        )
-    if advice.feeders > found.feeders:
-        more = f"{advice.gain:.2g} times faster"
-        yield (
-            f"The limit is {LIMITS[advice.limit]}. {_count(advice.feeders, 'feeder')} with one CPU each "
-            f"would suffice (this run had {found.feeders}), and would make training up to {more}. The next limit is "
-            f"{LIMITS[advice.next_limit]}."
-        )
-    elif advice.feeders:
-        yield (
-            f"Judging by the cost of a batch, {_count(advice.feeders, 'feeder')} with one CPU each would "
-            f"suffice, and this run had {found.feeders}. The cause is something else: too few CPUs, slow "
-            "batches, a lost feeder or the startup."
-        )
-    else:
-        yield f"More feeders would not help: the limit is {LIMITS[advice.limit]}."
-
-
-def _reasons_on_cluster(found: Analysis) -> Iterator[str]:
-    """Yields the job's own verdict, which is based on more data than the watch. Also yields the lack of CPUs, if
-    any."""
-    if verdict := found.data.about.get("verdict"):
-        yield f"The job's verdict on its last minute: {verdict}."
-    if found.queued > OVERLOADED:
-        yield (
-            f"Feeders have too few CPUs: they were ready to work, but had to wait for a CPU during {found.queued:.0%} "
-            "of the time that batches took. Raise spec.feeders.resources, or add nodes."
-        )
 
 
 def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
@@ -138,11 +61,11 @@ def _figures(found: Analysis) -> Iterator[tuple[str, str]]:
         yield span(found.last.at), "watched"
     else:
         yield span(found.last.at), f"long, the first batch after {span(began)}"
-    yield f"{found.batches:,}", f"batches to {_count(len(found.ranks), 'rank')}"
+    yield f"{found.batches:,}", f"batches to {count(len(found.ranks), 'rank')}"
     if found.last_batch_at > began:
         yield f"{found.batches / (found.last_batch_at - began):.3g}/s", "batches, while there were any"
     yield size(found.nbytes), "received"
-    lost = f", {_count(len(found.incidents), 'loss')}" if found.incidents else ", none lost"
+    lost = f", {count(len(found.incidents), 'loss')}" if found.incidents else ", none lost"
     yield str(found.feeders), f"feeders most of the time{lost}"
 
 
@@ -163,7 +86,8 @@ def _lines(found: Analysis) -> Iterator[str]:
 
 
 def _start(found: Analysis) -> Iterator[str]:
-    served = next((r.at for r in found.readings if r.feeders), None)
+    started = [e.at for e in found.data.series.events if e.kind == STARTED and e.who.startswith("feeder-")]
+    served = min([*started, *(r.at for r in found.readings if r.feeders)], default=None)
     if served is not None:
         yield (
             f"The first feeder was serving after {span(served)}, and training got its first batch after "
@@ -200,18 +124,18 @@ def _asked_again(found: Analysis) -> Iterator[str]:
     if not found.incidents and counts.get("feeders_lost"):
         yield f"Connections to feeders broke {counts['feeders_lost']} times."
     if again := counts.get("retries", 0):
-        lost = "" if counts.get("failures") else " No batch was lost."
         yield (
-            f"Because feeders were lost or late, {_count(again, 'batch')} had to be requested from other "
-            f"feeders.{lost}"
+            f"{count(again, 'batch')} had to be requested again, because the first feeder was lost or did not respond."
         )
-    if counts.get("hedges"):
+    if hedges := counts.get("hedges"):
         yield (
-            f"A second feeder was also asked for {_count(counts['hedges'], 'late batch')}; the first copy "
+            f"{count(hedges, 'batch')} took unusually long and so a second feeder was asked, too; the first copy "
             "counted."
         )
+    if (again or hedges) and not counts.get("failures"):
+        yield "No batch was lost: training got each batch once, in the usual order and with the same contents."
     if counts.get("failures"):
-        yield f"{_count(counts['failures'], 'batch')} failed for good: user code raised an error or killed its process."
+        yield f"{count(counts['failures'], 'batch')} failed for good: user code raised an error or killed its process."
 
 
 def _slow(found: Analysis) -> Iterator[str]:
@@ -225,19 +149,22 @@ def _slow(found: Analysis) -> Iterator[str]:
         f"{duration(worst.took_ns / 1e9)} (batch {worst.ticket}, {of_which(worst)})."
     )
     names = Counter(entry.text for entry in times.samples)
-    again = [f"{text} ({n} times)" for text, n in names.most_common(3) if n > 1]
+    again = [f"{text} ({n} times)" for text, n in names.most_common() if n > 1]
     if again and found.is_heavy_tailed:
-        yield f"The same samples are slow every time: {', '.join(again)}."
+        more = f" and {len(again) - MOST_SAMPLES} more" if len(again) > MOST_SAMPLES else ""
+        yield f"The same samples are slow every time: {', '.join(again[:MOST_SAMPLES])}{more}."
 
 
 def _end(found: Analysis) -> Iterator[str]:
     ended = [e for e in found.data.series.events if e.kind == ENDED]
     if ended:
-        yield f"At {clock(ended[-1].at)}, the last of {_count(len(ended), 'trainer')} ended without an error."
+        yield f"At {clock(ended[-1].at)}, the last of {count(len(ended), 'trainer')} ended without an error."
     elif found.data.is_watched:
         yield "The job was still running when the watch ended."
     elif found.data.is_live:
         yield "The run is still in progress; this page shows it so far."
+    elif found.batches:
+        yield f"Training took its last batch by {clock(found.last_batch_at)}. The run ended by {clock(found.last.at)}."
 
 
 # Tables
@@ -281,9 +208,9 @@ def slow_samples(found: Analysis) -> Table:
 def parts(found: Analysis) -> Table:
     """Returns a table of the mean cost of each part of a batch."""
     sums = found.times.sums
-    count = max(1, sums.count)
+    made = max(1, sums.count)
     rows = [
-        (name, duration(ns / 1e9 / count), f"{ns / max(1, sums.wall_ns):.0%}")
+        (name, duration(ns / 1e9 / made), f"{ns / max(1, sums.wall_ns):.0%}")
         for name, ns in (
             ("samples (__getitem__)", sums.fetch_ns), ("collate_fn", sums.collate_ns), ("encoding", sums.encode_ns),
             ("total", sums.wall_ns), ("time on a CPU", sums.cpu_ns),
@@ -296,12 +223,12 @@ def parts(found: Analysis) -> Table:
 def costs(found: Analysis) -> Table:
     """Returns a table of the mean cost of a batch, for a run with only sums of batch times."""
     sums = found.times.sums
-    count = max(1, sums.count)
+    made = max(1, sums.count)
     rows = [
-        ("time of a batch in one feeder", duration(sums.wall_ns / 1e9 / count)),
+        ("time of a batch in one feeder", duration(sums.wall_ns / 1e9 / made)),
         ("variation of that time", f"{sums.spread:.0%}"),
-        ("time on a CPU", duration(sums.cpu_ns / 1e9 / count)),
-        ("time ready, but without a CPU", duration(sums.queued_ns / 1e9 / count)),
+        ("time on a CPU", duration(sums.cpu_ns / 1e9 / made)),
+        ("time ready, but without a CPU", duration(sums.queued_ns / 1e9 / made)),
     ]
     return Table(("mean of a batch", ""), rows, (1,))
 
@@ -322,12 +249,12 @@ def model(found: Analysis) -> Table | None:
         ("a step, with waiting", duration(pipeline.period_s)),
         ("a step without waiting", duration(pipeline.step_s)),
         ("CPU time of a batch", duration(pipeline.cpu_s)),
-        ("time of a batch in one process", duration(pipeline.wall_s)),
+        ("time of a batch, without waiting for a CPU", duration(pipeline.wall_s)),
         ("variation of that time", f"{pipeline.spread:.0%}"),
         ("size of a batch", size(pipeline.nbytes)),
         ("limit", str(advice.limit)),
         ("feeders that would suffice", str(advice.feeders) if advice.feeders else "those of this run"),
-        ("possible speed", f"{advice.gain:.2g} times"),
+        ("speed with enough feeders and CPUs", f"{advice.gain:.2g} times this run's"),
     ]
     if found.data.is_watched:  # the job has a verdict of its own
         rows = rows[:-3]
@@ -355,49 +282,3 @@ def _when(entry: Entry, found: Analysis) -> str:
     if found.data.is_watched:  # the batch may be from before the watch
         return time.strftime("%H:%M:%S", time.localtime(entry.at_ns / 1e9))
     return clock(max(0.0, entry.at_ns / 1e9 - found.data.started))
-
-
-# Numbers as text
-
-
-def duration(seconds: float) -> str:
-    for unit, factor in (("s", 1.0), ("ms", 1e3), ("µs", 1e6)):
-        if seconds * factor >= 1:
-            value = seconds * factor
-            return f"{value:.3g} {unit}" if value < 1000 else f"{value:,.0f} {unit}"
-    return f"{seconds * 1e6:.2g} µs" if seconds else "0"
-
-
-def span(seconds: float) -> str:
-    """Formats a duration: `1.4 s`, `85 s`, `12 min`, `3 h 05`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    minutes = int(seconds // 60)
-    return f"{minutes} min" if minutes < 120 else f"{minutes // 60} h {minutes % 60:02}"
-
-
-def clock(seconds: float) -> str:
-    """Formats the time since the start of the run: `42.5 s`, `12:05`, `3:12:05`."""
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    minutes, rest = divmod(int(seconds), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02} min"
-
-
-def size(nbytes: float) -> str:
-    for unit, factor in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if nbytes >= factor:
-            return f"{nbytes / factor:.3g} {unit}"
-    return f"{nbytes:.0f} bytes"
-
-
-def when(unix: float) -> str:
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(unix))
-
-
-def _count(number: int, what: str) -> str:
-    plural = f"{what}es" if what.endswith(("ch", "ss")) else f"{what}s"
-    return f"{number:,} {what if number == 1 else plural}"
