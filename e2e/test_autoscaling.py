@@ -14,12 +14,15 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from cluster import Manifest, run, until
+from cluster import ROOT, Manifest, run, until
+from documents import manifest_of
+from external_metrics import external_metric, requests_of_autoscalers
 from jobs import TRAINER, Job, changed, job
 
 from dataloaderjob.core.sizing import HEADROOM
 
 pytestmark = [pytest.mark.slow, pytest.mark.alone, pytest.mark.timeout(1800)]
+PAGE = ROOT / "docs" / "kubernetes" / "autoscaling.md"
 STEP_S, COST_S = 0.1, 0.3
 BEST = 1 / STEP_S
 """Batches per second of a loop that never waits."""
@@ -112,6 +115,40 @@ def test_one_feeder_becomes_as_many_as_training_needs(start: Callable[[Manifest]
     assert NEEDED <= highest <= MOST
     condition = scaled.job.condition("AutoscalingActive")
     assert (condition["status"], condition["reason"]) == ("True", "Scaling"), scaled.job.why()
+
+
+def test_documented_hpa_scales_a_job_to_the_recommended_number(start: Callable[[Manifest], Job]) -> None:
+    """The autoscaler of the documentation, with the operator's own metric, and a stand-in for the adapter."""
+    hpa = manifest_of(PAGE, "HorizontalPodAutoscaler")
+    hpa["spec"]["scaleTargetRef"]["name"] = "auto"
+    metric = hpa["spec"]["metrics"][0]["external"]["metric"]
+    metric["selector"]["matchLabels"]["dataloaderjob_name"] = "auto"
+    live = start(manifest(spec__feeders__autoscaling={"mode": "Recommend"}))
+    with external_metric(live.cluster, metric["name"]):
+        live.cluster.apply(live.namespace, hpa)
+
+        def scaled() -> bool:
+            status = live.live().get("status") or {}
+            return (status.get("loader") or {}).get("recommendedReplicas") == live.live()["spec"]["feeders"][
+                "replicas"
+            ]
+
+        def why() -> str:
+            asked = requests_of_autoscalers(live.cluster)[-300:]
+            return f"{live.cluster.kubectl('get', 'hpa', '-n', live.namespace)}{asked}{live.why()}"
+
+        until(
+            lambda: live.live()["spec"]["feeders"]["replicas"] > 1,
+            timeout_s=300,
+            what="more feeders",
+            also=why,
+        )
+        until(scaled, timeout_s=120, what="as many feeders as recommended", also=why)
+        replicas = live.live()["spec"]["feeders"]["replicas"]
+        asked = requests_of_autoscalers(live.cluster)
+    sys.stdout.write(f"the HorizontalPodAutoscaler set {replicas} feeders\n")
+    assert NEEDED <= replicas <= MOST
+    assert f"{live.namespace} dataloaderjob_name=auto [{replicas}]" in asked
 
 
 def test_report_of_a_live_job_shows_waiting_feeders_and_verdict(

@@ -5,11 +5,10 @@ KEDA makes such an object itself: an external metric with a target average.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 from typing import Any
 
-import yaml
+from documents import manifest_of
 from metrics_adapter import external_metric
 from processes_of_operator import until
 from scaled_job import ScaledJob
@@ -21,10 +20,7 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "kubernetes" / "autoscalin
 
 
 def documented(kind: str) -> dict[str, Any]:
-    """Returns the manifest of that kind on the page."""
-    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE.read_text(), re.MULTILINE | re.DOTALL)
-    (found,) = [block for block in map(yaml.safe_load, blocks) if block.get("kind") == kind]
-    return dict(found)
+    return manifest_of(PAGE, kind)
 
 
 def test_documented_hpa_follows_the_recommended_number(server: ApiServer, tmp_path: Path) -> None:

@@ -7,6 +7,9 @@ import shlex
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = ("make", "dataloaderjob", "python", "torchrun")
@@ -35,6 +38,13 @@ def documents() -> list[Path]:
         *ROOT.glob("bench/**/*.md"),
     ]
     return sorted(found)
+
+
+def manifest_of(page: Path, kind: str) -> dict[str, Any]:
+    """Returns the only manifest of that kind on a page."""
+    blocks = re.findall(r"^```yaml\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    (found,) = [block for block in map(yaml.safe_load, blocks) if block.get("kind") == kind]
+    return dict(found)
 
 
 def commands() -> list[Shown]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import grp
 import os
 import pickle
+import pwd
 from pathlib import Path
 
 import pytest
@@ -118,6 +119,11 @@ def test_group_without_other_members_may_write_but_one_with_members_not(
         with pytest.raises(InputError, match=f"group {name} can change"):
             trust.check(folder)
     is_group(owner)
+    eve = pwd.struct_passwd(("eve", "x", 12345, (folder / "blobs").stat().st_gid, "", "/", "/bin/sh"))
+    with monkeypatch.context() as patched:
+        patched.setattr(pwd, "getpwall", lambda: [eve])
+        with pytest.raises(InputError, match=f"group {owner} can change"):
+            trust.check(folder)
     monkeypatch.setattr(os, "listxattr", lambda path: ["system.posix_acl_access"])
     with pytest.raises(InputError, match="somebody on its access control list can change"):
         trust.check(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
@@ -79,6 +80,11 @@ class Setup:
     """Returns True if the operator of this release manages a job with this `spec.managedBy`."""
 
 
+_NAMESPACE = re.compile(r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?")
+_LABEL_VALUE = re.compile(r"[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?")
+"""Kubernetes' rules for these texts. Anyone who reaches the injector can send it a review, so it checks them itself."""
+
+
 def read_review(body: Any) -> Review:
     """Reads a request. Raises BadReview."""
     request = body.get("request") if isinstance(body, Mapping) else None
@@ -87,7 +93,12 @@ def read_review(body: Any) -> Review:
     pod = request.get("object")
     if not isinstance(pod, Mapping) or pod.get("kind") != "Pod" or not request.get("namespace"):
         raise BadReview("expected a Pod in a namespace")
-    return Review(uid=str(request["uid"]), namespace=str(request["namespace"]), pod=pod)
+    review = Review(uid=str(request["uid"]), namespace=str(request["namespace"]), pod=pod)
+    if not _NAMESPACE.fullmatch(review.namespace):
+        raise BadReview("expected the name of a namespace")
+    if review.job and not _LABEL_VALUE.fullmatch(review.job):
+        raise BadReview(f"expected a valid value of the label {LABEL}")
+    return review
 
 
 def answer(review: Review, job: Object | None, setup: Setup) -> ReviewAnswer:

@@ -14,10 +14,12 @@ from datetime import datetime
 
 import prometheus_client
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 
 from dataloaderjob.api import KIND
 from dataloaderjob_operator.client import ApiClient, ApiError
+from dataloaderjob_operator.connections import TIMEOUT_S, Connections, peer_of, served
 from dataloaderjob_operator.injector.admission import (
     BadReview,
     Review,
@@ -29,14 +31,18 @@ from dataloaderjob_operator.injector.admission import (
     response,
     unreadable,
 )
-from dataloaderjob_operator.monitoring import CONTENT_TYPE, PortTaken, about_job
+from dataloaderjob_operator.monitoring import CONTENT_TYPE, MAX_LINE_NBYTES, PortTaken, about_job
 
 log = logging.getLogger(__name__)
 
 PREFIX = "dataloaderjob_injector"
-MAX_NBYTES = 8 * 1024**2
-"""Maximum size of a review. The API server accepts requests of up to 3 MiB, and a review may contain two objects of
-that size."""
+MAX_NBYTES = 4 * 1024**2
+"""Maximum size of a review. The API server accepts requests of up to 3 MiB."""
+MAX_BUFFERED, SMALL = 32 * 1024**2, 64 * 1024
+"""Maximum size of all reviews that are being received or answered, in bytes. Beyond it, only reviews that are smaller
+than SMALL are accepted."""
+IDLE_S = 75.0
+"""Seconds for which a connection stays open after an answer. The API server reuses its connections."""
 DEADLINE_S = 4.0
 """Seconds within which the job must be read. After 5 s, the API server would report only a timeout."""
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -81,15 +87,22 @@ class Injector:
     api: ApiClient
     setup: Setup
     metrics: InjectorMetrics = field(default_factory=InjectorMetrics)
+    _buffered: int = 0
+    """Bytes of the reviews that are being received or answered."""
 
     async def review(self, request: web.Request) -> web.Response:
         """Handles a request from the API server."""
         started = time.monotonic()
+        body = bytearray()
         try:
-            review = read_review(json.loads(await request.read()))
-        except (BadReview, ValueError, RecursionError) as exc:
-            return web.Response(status=400, text=f"{exc}\n")
-        found = await self._answer(review)
+            await self._receive(request, body)
+            try:
+                review = read_review(json.loads(body))
+            except (BadReview, ValueError, RecursionError) as exc:
+                return web.Response(status=400, text=f"{exc}\n")
+            found = await self._answer(review)
+        finally:
+            self._buffered -= len(body)
         self.metrics.admissions.labels(found.result.value).inc()
         self.metrics.duration.observe(time.monotonic() - started)
         with about_job(review.namespace, review.job or ""):
@@ -98,6 +111,16 @@ class Injector:
             elif found.message:
                 log.warning("refused pod %s: %s", review.name, found.message)
         return web.json_response(response(review, found))
+
+    async def _receive(self, request: web.Request, body: bytearray) -> None:
+        """Appends a request's body to `body`. Raises HTTPRequestEntityTooLarge and HTTPServiceUnavailable."""
+        async for chunk in request.content.iter_any():
+            body += chunk
+            self._buffered += len(chunk)
+            if len(body) > MAX_NBYTES:
+                raise web.HTTPRequestEntityTooLarge(MAX_NBYTES, len(body))
+            if self._buffered > MAX_BUFFERED and len(body) > SMALL:
+                raise web.HTTPServiceUnavailable(text="other reviews use all memory: try again\n")
 
     async def _answer(self, review: Review) -> ReviewAnswer:
         if review.job is None:
@@ -120,22 +143,47 @@ class Injector:
 async def serving(
     app: web.Application, port: int, context: ssl.SSLContext | None = None
 ) -> AsyncIterator[int]:
-    """Serves an application on all addresses. Yields the port. Raises PortTaken."""
-    runner = web.AppRunner(app, access_log=None)
+    """Serves an application on all addresses, on a limited number of connections. Yields the port. Raises PortTaken."""
+    runner = web.AppRunner(
+        app,
+        access_log=None,
+        max_line_size=MAX_LINE_NBYTES,
+        max_field_size=MAX_LINE_NBYTES,
+        keepalive_timeout=IDLE_S,
+    )
+    connections = Connections()
+
+    @web.middleware
+    async def extend(request: web.Request, handler: Handler) -> web.StreamResponse:
+        """Gives each request a deadline of its own, and the time until the next request another."""
+        loop = asyncio.get_running_loop()
+        peer = None if request.transport is None else request.transport.get_extra_info("peername")
+        if peer is not None:
+            connections.extend(peer_of(peer), loop.time() + DEADLINE_S + TIMEOUT_S)
+        try:
+            return await handler(request)
+        finally:
+            if peer is not None:
+                connections.extend(peer_of(peer), loop.time() + IDLE_S)
+
+    app.middlewares.append(extend)
     await runner.setup()
     try:
-        try:
-            site = web.TCPSite(runner, port=port, ssl_context=context)
-            await site.start()
-        except OSError as exc:
-            raise PortTaken(f"cannot serve on port {port}: {exc.strerror or exc}") from exc
-        yield runner.addresses[0][1]
+        assert runner.server is not None  # noqa: S101  it is set up
+        async with contextlib.AsyncExitStack() as stack:
+            try:
+                found = await stack.enter_async_context(
+                    served(port, runner.server, tls=context, connections=connections)
+                )
+            except OSError as exc:
+                raise PortTaken(f"cannot serve on port {port}: {exc.strerror or exc}") from exc
+            yield found
     finally:
         await runner.cleanup()
 
 
 def webhook(injector: Injector) -> web.Application:
-    app = web.Application(client_max_size=MAX_NBYTES)
+    app = web.Application()
     app.add_routes([web.post("/inject", injector.review)])
     return app
 

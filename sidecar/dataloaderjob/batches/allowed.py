@@ -81,7 +81,8 @@ _NAMED = frozenset(
         *_of("typing_extensions", "Protocol"), *_of("dataloaderjob.collate", "RaggedBytes"),
     ]
 )  # fmt: skip
-"""Library classes whose objects are only data, and the bases of these classes."""
+"""Library classes whose objects can be created from a feeder's content without running code, and the bases of these
+classes. Methods that the training script calls on such an object use that content: see the threat model."""
 _ABSTRACT: frozenset[Any] = frozenset(
     {
         object, typing.Generic, typing.Protocol, abc.ABC,

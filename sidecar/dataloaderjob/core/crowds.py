@@ -39,6 +39,10 @@ class Crowds(Generic[T]):
         """Returns the number of peers from an address."""
         return len(self._members.get(address, ()))
 
+    def of(self, address: str) -> list[T]:
+        """Returns the peers from an address."""
+        return list(self._members.get(address, ()))
+
     def first_to_go(self) -> T:
         """Returns the oldest peer from the address with the most peers, so that a stranger displaces only its own
         connections."""

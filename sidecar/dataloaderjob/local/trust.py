@@ -78,13 +78,14 @@ def _others_who_write(path: Path, found: os.stat_result) -> str:
 
 def _others_in_group(found: os.stat_result) -> str:
     """Names the file's group; empty if the owner is its only member. On many systems, each user has such a group, with
-    the user's name."""
+    the user's name. The group's own list omits users whose primary group it is."""
     try:
         group = grp.getgrgid(found.st_gid)
     except KeyError:
         return f"group {found.st_gid}"
     owner = _name(found.st_uid)
-    return "" if group.gr_name == owner and set(group.gr_mem) <= {owner} else f"group {group.gr_name}"
+    members = {*group.gr_mem, *(user.pw_name for user in pwd.getpwall() if user.pw_gid == found.st_gid)}
+    return "" if group.gr_name == owner and members <= {owner} else f"group {group.gr_name}"
 
 
 def _name(uid: int) -> str:
