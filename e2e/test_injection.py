@@ -29,7 +29,7 @@ INJECTOR = f"{RELEASE}-injector"
 INSTALL = os.environ.get("E2E_ADDONS") or "e2e/support/addons.sh"
 
 
-def test_labelled_pods_of_three_kinds_print_the_digest_of_own_trainers(
+def test_labeled_pods_of_three_kinds_print_the_digest_of_own_trainers(
     operator: Cluster, namespace: str, start
 ) -> None:
     """A plain Job, a bare Pod, and the two pods of a PyTorchJob share the feeders of one job."""
@@ -118,7 +118,7 @@ def test_namespace_with_a_quota_accepts_injected_pods(operator: Cluster, namespa
 
 @pytest.mark.slow
 @pytest.mark.alone
-def test_webhook_that_is_down_holds_up_labelled_pods_alone(operator: Cluster, namespace: str) -> None:
+def test_webhook_that_is_down_holds_up_labeled_pods_alone(operator: Cluster, namespace: str) -> None:
     operator.apply(namespace, attached("bert"))
     operator.kubectl("scale", "deployment", INJECTOR, "-n", SYSTEM, "--replicas=0")
     try:

@@ -78,7 +78,7 @@ def run(launch: str, loader: str, folder: Path, epochs: int) -> None:
     folder.mkdir(parents=True)
     time.sleep(PAUSE_S)  # the service of the run before may still be ending
     others, began = busy(), time.monotonic()
-    print(f"-- {launch}, {loader}; CPUs {100 * others:.0f} % in use by others", flush=True)
+    print(f"-- {launch}, {loader}; CPUs {100 * others:.0f}% in use by others", flush=True)
     env = {**os.environ, "OMP_NUM_THREADS": "1"}  # as torchrun sets it for its ranks; same in all runs
     subprocess.run(command(launch, loader, folder, epochs), check=True, env=env, timeout=DEADLINE_S)
     figures = {"busy_before": others, "wall_s": time.monotonic() - began}
@@ -89,12 +89,12 @@ def cell(folder: Path, *, times: bool) -> str:
     """Returns the accuracy of one run, and with `times` the median time of an epoch and the median stall."""
     records = load(folder)
     epochs = records[0]["epochs"]
-    accuracy = f"{100 * epochs[-1]['accuracy']:.2f} %"
+    accuracy = f"{100 * epochs[-1]['accuracy']:.2f}%"
     if not times:
         return accuracy
     seconds = statistics.median(epoch["seconds"] for epoch in epochs)
     waiting = statistics.median(stall(r, i) for r in records for i in range(len(epochs)))
-    return f"{accuracy}, {seconds:.1f} s, {waiting:.1f} %"
+    return f"{accuracy}, {seconds:.1f} s, {waiting:.1f}%"
 
 
 def table(folders: dict[tuple[str, str], Path]) -> str:
@@ -107,7 +107,7 @@ def table(folders: dict[tuple[str, str], Path]) -> str:
     ]
     for launch, title in LAUNCHES.items():
         cells = [cell(folders[launch, loader], times=calm) for loader in LOADERS]
-        cells += [f"{value:.2f} %" for value in PUBLISHED[launch]]
+        cells += [f"{value:.2f}%" for value in PUBLISHED[launch]]
         lines.append(f"| {title} | {' | '.join(cells)} |")
     options = load(next(iter(folders.values())))[0]["options"]
     what = "Accuracy on the 10,000 test images after the last epoch"

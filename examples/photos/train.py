@@ -74,7 +74,7 @@ def main() -> None:
     seconds = time.perf_counter() - started
     print(
         f"{options.loader}: first batch after {started - began:.1f} s, then "
-        f"{options.steps * len(labels) / seconds:.0f} photographs/s, waiting {100 * waited / seconds:.0f} % "
+        f"{options.steps * len(labels) / seconds:.0f} photographs/s, waiting {100 * waited / seconds:.0f}% "
         f"of the time; loss {sum(losses[-10:]) / len(losses[-10:]):.2f}"
     )
 

@@ -37,13 +37,13 @@ class PodReports:
     missing: dict[JobKey, _Missing] = field(default_factory=dict)
     """Jobs that do not exist although pods name them."""
 
-    async def report(self, key: JobKey, observed: Observed, labelled: Sequence[Pod]) -> None:
+    async def report(self, key: JobKey, observed: Observed, labeled: Sequence[Pod]) -> None:
         """Sends events about pods that attached or left since the last reconcile, or that cannot attach. If the job had
-        started before its first reconcile by this process, its pods are not reported as new. `labelled`: the pods whose
+        started before its first reconcile by this process, its pods are not reported as new. `labeled`: the pods whose
         label names the job."""
         self.missing.pop(key, None)
         if not observed.job.spec.trainers.attached:
-            for event in pod_events.of_own_trainers(key[1], attached.present(labelled)):
+            for event in pod_events.of_own_trainers(key[1], attached.present(labeled)):
                 await self.recorder.remark(key, observed.job.metadata, event)
             return
         there = {
@@ -57,10 +57,10 @@ class PodReports:
         for event in pod_events.of_pods(key[1], before, there):
             await self.recorder.send(key, observed.job.metadata, event)
 
-    async def report_missing(self, key: JobKey, labelled: Sequence[Pod]) -> float:
+    async def report_missing(self, key: JobKey, labeled: Sequence[Pod]) -> float:
         """Sends events about pods whose job does not exist. Returns the seconds until the next call; NEVER if none is
         needed."""
-        found = attached.present(labelled)
+        found = attached.present(labeled)
         if not found:
             self.missing.pop(key, None)
             return NEVER

@@ -175,7 +175,7 @@ class Reconciler:
             self.forget(key)
             if self.setup.managed_by:  # of several operators, only the default one reports pods without a job
                 return NEVER
-            return await self.reports.report_missing(key, self._labelled(key))
+            return await self.reports.report_missing(key, self._labeled(key))
         uid = observed.job.metadata.uid or ""
         if self.uids.setdefault(key, uid) != uid:  # what is kept belongs to an earlier job of this name
             self.forget(key)
@@ -202,7 +202,7 @@ class Reconciler:
         if observed.doubts:
             doubted = events.unknown_fields(observed.doubts, observed.generation)
             await self.recorder.remark(key, observed.job.metadata, doubted)
-        await self.reports.report(key, observed, self._labelled(key))
+        await self.reports.report(key, observed, self._labeled(key))
         wrote = await self._execute(key, observed, decision)
         if decision.bug is not None:
             self._note_bug(key, decision.bug)
@@ -230,12 +230,12 @@ class Reconciler:
             scaling=None if self.autoscalers is None else self.autoscalers.report(key),
             written_at=self.written_at.get(key), metrics_at=self.metrics_at.get(key),
             event_troubles={} if self.lookup is None else self.lookup.found(key),
-            attached=self._labelled(key) if observed.job.spec.trainers.attached else (),
+            attached=self._labeled(key) if observed.job.spec.trainers.attached else (),
             followed=None if self.followed is None else self.followed.found(key),
             ray_cluster=None if self.ray_clusters is None else self.ray_clusters.found(key),
         )  # fmt: skip
 
-    def _labelled(self, key: JobKey) -> tuple[Manifest, ...]:
+    def _labeled(self, key: JobKey) -> tuple[Manifest, ...]:
         """Returns the pods whose label names a job."""
         return () if self.attached is None else self.attached.of(key)
 

@@ -202,7 +202,7 @@ def test_attached_pods_keep_their_feeders_across_a_restart_of_the_operator(
     assert (after["metadata"]["generation"], after["spec"]["replicas"]) == (before, 1), "never scaled to 0"
 
 
-def test_labelled_pod_without_a_sidecar_is_named(
+def test_labeled_pod_without_a_sidecar_is_named(
     server: ApiServer, operator: Operator, tmp_path: Path
 ) -> None:
     job = Attached(server)

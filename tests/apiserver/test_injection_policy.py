@@ -134,7 +134,7 @@ def test_pod_that_the_policy_cannot_inject_is_refused_as_a_file_is(
 
 def test_container_that_the_pod_lacks_is_named_by_the_refusal(installed: Installed) -> None:
     job(installed, "missing", trainers={"attach": {"container": "c"}})
-    thing = labelled("missing", container("a"), container("b"))
+    thing = labeled("missing", container("a"), container("b"))
     wanted = "spec.trainers.attach.container is c, but the pod's containers are a, b: name one of them"
     until(lambda: wanted in installed.refusal(thing), 30, "the API server has seen the job")
 
@@ -144,7 +144,7 @@ def test_job_that_does_not_exist_is_named_with_the_remedy(installed: Installed) 
         f"the label dataloading.dev/inject names DataLoaderJob {installed.namespace}/nobody, and this operator has no"
         " such job: create it, or remove the label"
     )
-    assert wanted in installed.refusal(labelled("nobody"))
+    assert wanted in installed.refusal(labeled("nobody"))
 
 
 def test_job_with_trainers_of_its_own_is_named_with_the_remedy(installed: Installed) -> None:
@@ -153,13 +153,13 @@ def test_job_with_trainers_of_its_own_is_named_with_the_remedy(installed: Instal
     with pytest.raises(CannotInject) as found:
         bert(**own)
     wanted = str(found.value).replace("DataLoaderJob bert", "DataLoaderJob own")
-    until(lambda: wanted in installed.refusal(labelled("own")), 30, "the API server has seen the job")
+    until(lambda: wanted in installed.refusal(labeled("own")), 30, "the API server has seen the job")
 
 
 def test_job_without_a_status_is_waited_for(installed: Installed) -> None:
     installed.job("early")
     wanted = "the operator has not rendered the sidecar yet: create the pod again in a few seconds"
-    until(lambda: wanted in installed.refusal(labelled("early")), 30, "the API server has seen the job")
+    until(lambda: wanted in installed.refusal(labeled("early")), 30, "the API server has seen the job")
 
 
 def test_job_that_is_over_is_named_with_the_remedy(installed: Installed) -> None:
@@ -168,7 +168,7 @@ def test_job_that_is_over_is_named_with_the_remedy(installed: Installed) -> None
     path = f"/apis/{API_VERSION}/namespaces/{installed.namespace}/{PLURAL}/over/status"
     installed.server.request("PUT", path, live)
     wanted = f"DataLoaderJob {installed.namespace}/over: the job is Complete: create a new job"
-    until(lambda: wanted in installed.refusal(labelled("over")), 30, "the API server has seen the job")
+    until(lambda: wanted in installed.refusal(labeled("over")), 30, "the API server has seen the job")
 
 
 def test_reason_in_a_template_is_taken_from_a_pod_that_is_injected(installed: Installed) -> None:
@@ -190,7 +190,7 @@ def test_sidecar_that_another_webhook_strips_is_refused_with_the_remedy(
         assert text in installed.refusal(pod())
 
 
-def labelled(name: str, *containers: dict[str, Any]) -> dict[str, Any]:
+def labeled(name: str, *containers: dict[str, Any]) -> dict[str, Any]:
     return {**pod(*containers), "metadata": {"labels": {"dataloading.dev/inject": name}}}
 
 

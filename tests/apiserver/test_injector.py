@@ -290,7 +290,7 @@ class Expired(Down):
         ),
     ],
 )
-def test_only_labelled_pods_are_refused_while_the_webhook_is_down(
+def test_only_labeled_pods_are_refused_while_the_webhook_is_down(
     how: type[Down], reason: str, options: tuple[str, ...], server: ApiServer, tmp_path: Path
 ) -> None:
     made = Installed(server, tmp_path, *options)

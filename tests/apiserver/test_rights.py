@@ -259,9 +259,9 @@ def test_policy_keeps_the_operator_to_objects_of_jobs(
     account, maps = as_account(server, ops, "r-operator"), job.path("ConfigMap")
     server.request("POST", maps, {"metadata": {"name": "theirs"}, "data": {"a": "1"}})
     theirs, owner = f"{maps}/theirs", owned(job)["metadata"]["ownerReferences"]
-    labelled = {"labels": {"dataloading.dev/job": job.name}, "ownerReferences": owner}
+    labeled = {"labels": {"dataloading.dev/job": job.name}, "ownerReferences": owner}
     assert NOT_THEIRS in refusal(account, "PATCH", theirs, {"data": {"a": "2"}}, **MERGE)
-    assert NOT_THEIRS in refusal(account, "PATCH", theirs, {"metadata": labelled}, **MERGE)
+    assert NOT_THEIRS in refusal(account, "PATCH", theirs, {"metadata": labeled}, **MERGE)
     assert NOT_THEIRS in refusal(account, "DELETE", theirs)
     assert NO_OWNER in refusal(account, "POST", maps, {"metadata": {"name": "made"}})
     head, loose = f"{job.path('Service')}/mnist-head", {"metadata": {"ownerReferences": None}}

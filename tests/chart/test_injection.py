@@ -57,7 +57,7 @@ def test_mode_decides_what_is_installed(options: tuple[str, ...], wanted: set[st
     assert kinds(*options) == wanted
 
 
-def test_webhook_fails_closed_for_labelled_pods_of_other_namespaces_alone() -> None:
+def test_webhook_fails_closed_for_labeled_pods_of_other_namespaces_alone() -> None:
     found = render()["MutatingWebhookConfiguration", "ops-r-injector"]
     (webhook,) = found["webhooks"]
     assert webhook["objectSelector"] == {

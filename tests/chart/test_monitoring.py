@@ -29,7 +29,7 @@ def finds(monitor: dict[str, Any], pod: dict[str, Any]) -> bool:
     return endpoint["port"] in ports and monitor["spec"]["selector"]["matchLabels"].items() <= labels.items()
 
 
-def relabelled(monitor: dict[str, Any], served: dict[str, str], pod: dict[str, str]) -> dict[str, str] | None:
+def relabeled(monitor: dict[str, Any], served: dict[str, str], pod: dict[str, str]) -> dict[str, str] | None:
     """The labels that Prometheus stores of a sample, by its documented order; None if it drops the sample."""
     (endpoint,) = monitor["spec"]["podMetricsEndpoints"]
     target = {"namespace": pod["__meta_kubernetes_namespace"]} | {
@@ -78,12 +78,12 @@ def test_trainers_pod_cannot_forge_metrics_of_other_jobs_or_names() -> None:
         "__name__": "dataloaderjob_sidecar_feeders", "dataloaderjob_namespace": "other",
         "dataloaderjob_name": "theirs", "namespace": "other", "rank": "0",
     }  # fmt: skip
-    assert relabelled(monitor, forged, pod) == {
+    assert relabeled(monitor, forged, pod) == {
         "__name__": "dataloaderjob_sidecar_feeders", "dataloaderjob_namespace": "team",
         "dataloaderjob_name": "mnist", "namespace": "team", "rank": "0",
     }  # fmt: skip
-    assert relabelled(monitor, {**forged, "__name__": "kube_pod_info"}, pod) is None
-    assert relabelled(monitor, {**forged, "__name__": "dataloaderjob_operator_jobs"}, pod) is None
+    assert relabeled(monitor, {**forged, "__name__": "kube_pod_info"}, pod) is None
+    assert relabeled(monitor, {**forged, "__name__": "dataloaderjob_operator_jobs"}, pod) is None
     assert monitor["spec"]["sampleLimit"] > 0
 
 

@@ -31,7 +31,7 @@ def following(**more: Any) -> DataLoaderJob:
 
 
 def attached_pod(name: str = "a", *, started: bool = True, **status: Any) -> dict[str, Any]:
-    """A labelled pod with a sidecar, which listens if the pod has started."""
+    """A labeled pod with a sidecar, which listens if the pod has started."""
     state = {"running": {"startedAt": STARTED}} if started else {"waiting": {"reason": "PodInitializing"}}
     return {
         "kind": "Pod",

@@ -155,7 +155,7 @@ class Installed:
         return self.server.request("PUT", path, {**live, "status": {"injection": parts}})
 
     def injects(self) -> bool:
-        """Returns True if a labelled pod gets the sidecar."""
+        """Returns True if a labeled pod gets the sidecar."""
         try:
             return "initContainers" in self.create(pod())["spec"]
         except Refused:

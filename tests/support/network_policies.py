@@ -55,7 +55,7 @@ class Cluster:
     policies: tuple[Manifest, ...] = ()
     pods: tuple[Pod, ...] = ()
     namespaces: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Labels by name; each is labelled with its name besides."""
+    """Labels by name; each is labeled with its name besides."""
     nodes: tuple[frozenset[str], ...] = ()
     """Addresses of one node each, where it has more than pods know it by."""
 

@@ -1,4 +1,4 @@
-"""A mutating webhook of somebody else: a server on this machine that patches each labelled pod of one namespace."""
+"""A mutating webhook of somebody else: a server on this machine that patches each labeled pod of one namespace."""
 
 from __future__ import annotations
 

@@ -491,7 +491,7 @@ def test_containers_report_their_last_output_unless_the_user_differs():
     assert theirs["Job/mnist-trainers-0"]["spec"]["template"]["spec"]["containers"][0][policy] == "File"
 
 
-def test_trainer_pods_are_labelled_with_their_attempt():
+def test_trainer_pods_are_labeled_with_their_attempt():
     made = children(attempt=3)["Job/mnist-trainers-3"]
     for labels in (made["metadata"]["labels"], made["spec"]["template"]["metadata"]["labels"]):
         assert labels["dataloading.dev/attempt"] == "3"

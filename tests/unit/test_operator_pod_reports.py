@@ -29,7 +29,7 @@ def owned(name: str, by: str | None = "train", **more: Any) -> dict[str, Any]:
 
 
 class World:
-    """The labelled pods of one job in virtual time, and the events that they lead to."""
+    """The labeled pods of one job in virtual time, and the events that they lead to."""
 
     def __init__(self, *pods: dict[str, Any]) -> None:
         self.seconds, self.found = 0.0, list(pods)

@@ -1,4 +1,4 @@
-"""Refusals of labelled pods: the job that each concerns, its text, and how often it is reported."""
+"""Refusals of labeled pods: the job that each concerns, its text, and how often it is reported."""
 
 from __future__ import annotations
 
@@ -225,12 +225,12 @@ def test_refusal_without_a_name_concerns_the_job_of_the_template() -> None:
     assert world.at(PERIOD_S, warning(DOWN, name="gone")) == ["mnist", "other"], "its template is not there"
 
 
-def test_refusal_of_any_pod_concerns_the_job_of_a_labelled_template_alone() -> None:
+def test_refusal_of_any_pod_concerns_the_job_of_a_labeled_template_alone() -> None:
     world = World("mnist", "other")
     assert world.at(0, warning(STRIPPED)) == ["mnist"]
     assert world.at(PERIOD_S, warning(STRIPPED, name="gone")) == [], "nothing tells that it has the label"
-    unlabelled = {"kind": "Job", "spec": {"template": {"spec": TRAIN["spec"]["template"]["spec"]}}}
-    world.owners["Job", "bare"] = unlabelled
+    unlabeled = {"kind": "Job", "spec": {"template": {"spec": TRAIN["spec"]["template"]["spec"]}}}
+    world.owners["Job", "bare"] = unlabeled
     assert world.at(2 * PERIOD_S, warning(STRIPPED, name="bare")) == []
 
 

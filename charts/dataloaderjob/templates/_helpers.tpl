@@ -54,7 +54,7 @@ matchExpressions:
 {{- end }}
 
 {{/* The labeled pods. */}}
-{{- define "dataloaderjob.labelledPods" -}}
+{{- define "dataloaderjob.labeledPods" -}}
 matchExpressions:
   - key: dataloading.dev/inject
     operator: Exists

@@ -124,8 +124,8 @@ def trainers(job: DataLoaderJob, setup: settings.OperatorConfig, attempt: int) -
     pod = template(
         job, names.Role.TRAINER, user, _pod(job, setup, name), asked=plain(user), version=setup.version
     )  # fmt: skip
-    for labelled in (metadata, pod["metadata"]):
-        labelled["labels"][names.LABEL_ATTEMPT] = str(attempt)
+    for labeled in (metadata, pod["metadata"]):
+        labeled["labels"][names.LABEL_ATTEMPT] = str(attempt)
     replicas = job.spec.trainers.own.replicas
     return {
         "apiVersion": "batch/v1",
