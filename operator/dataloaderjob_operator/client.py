@@ -7,7 +7,6 @@ import re
 from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote
 from urllib.request import getproxies_environment
 
 import aiohttp
@@ -296,9 +295,9 @@ def _path(namespace: str, kind: str, *name: str) -> str:
     """Returns the path of a kind's objects, or of one object. Raises ValueError for a name that would lead to another
     path."""
     for part in (namespace, *name):
-        if part in ("", ".", ".."):
+        if part in ("", ".", "..") or "/" in part or "%" in part:  # Kubernetes' own rule for names in paths
             raise ValueError(f"{part!r} is not the name of a namespace or an object")
-    return "/".join((KINDS[kind].path(quote(namespace, safe="")), *(quote(part, safe="") for part in name)))
+    return "/".join((KINDS[kind].path(namespace), *name))
 
 
 def _message(text: bytes) -> str:

@@ -7,7 +7,7 @@ import asyncio
 import contextlib
 import socket
 import ssl
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,6 +17,8 @@ from dataloaderjob.core.sockets import EVERYWHERE, listen
 TIMEOUT_S = 5.0
 """Seconds that a request and its response may take, including the TLS handshake. Kubernetes' probes time out after one
 second by default. Formatting the metrics takes 10 ms."""
+SHUTDOWN_S = 1.0
+"""Seconds for which a closing TLS connection waits for its peer."""
 MAX_CONNECTIONS = 512
 """Maximum number of open connections. Beyond this number, the oldest connection from the address with the most
 connections is closed."""
@@ -24,10 +26,9 @@ BACKLOG = 1024
 SWEEP_S = 0.5
 ACCEPT_PAUSE_S = 0.1
 """Seconds to pause after a failure to accept a connection, for example because no file descriptor is free."""
-
-
 Peer = tuple[str, int]
 """The address and the port of a peer."""
+Factory = Callable[[], asyncio.Protocol]
 
 
 def peer_of(address: Any) -> Peer:
@@ -37,96 +38,126 @@ def peer_of(address: Any) -> Peer:
 
 @dataclass(slots=True, eq=False)
 class _Connection:
+    sock: socket.socket
     address: str
     port: int
     deadline: float
+    is_proven: bool = False
+    """True once a request has succeeded."""
+    is_busy: bool = False
     transport: asyncio.Transport | None = None
     """None during a TLS handshake."""
     handshake: asyncio.Task[None] | None = None
 
     @property
     def has_ended(self) -> bool:
-        if self.transport is None:
-            return self.handshake is not None and self.handshake.done()
-        return self.transport.is_closing()
+        """True once asyncio has closed the socket. A TLS transport that is closing may still exist for a while."""
+        return self.sock.fileno() == -1
 
     def abort(self) -> None:
-        if self.transport is not None:
-            # A TLS transport that is closing ends within its shutdown timeout. Once it has ended, abort() fails.
-            if self.handshake is None or not self.transport.is_closing():
-                self.transport.abort()
-        elif self.handshake is not None:
-            self.handshake.cancel()
+        if self.transport is None:
+            if self.handshake is not None:
+                self.handshake.cancel()
+        elif not self.transport.is_closing():
+            self.transport.abort()
+        else:  # abort() fails once a TLS transport has ended
+            with contextlib.suppress(OSError):
+                self.sock.shutdown(socket.SHUT_RDWR)
 
 
 @dataclass(slots=True)
 class Connections:
-    """The open connections."""
+    """The open connections. If there are too many, those on which no request has succeeded are closed first, and those
+    with a request in progress last."""
 
-    _open: Crowds[_Connection] = field(default_factory=Crowds)
+    most: int | None = None
+    """Maximum number; None for MAX_CONNECTIONS."""
+    _new: Crowds[_Connection] = field(default_factory=Crowds)
+    _proven: Crowds[_Connection] = field(default_factory=Crowds)
+    _busy: Crowds[_Connection] = field(default_factory=Crowds)
 
     def __len__(self) -> int:
-        return len(self._open)
+        return sum(map(len, (self._new, self._proven, self._busy)))
 
-    def add(self, peer: Peer, now: float, transport: asyncio.Transport | None = None) -> _Connection:
+    def add(
+        self, sock: socket.socket, peer: Peer, now: float, transport: asyncio.Transport | None = None
+    ) -> _Connection:
         """Adds a connection. Closes others if there are too many."""
-        if len(self) >= MAX_CONNECTIONS:
+        most = MAX_CONNECTIONS if self.most is None else self.most
+        if len(self) >= most:
             self.sweep(now)
-        if len(self) >= MAX_CONNECTIONS:
-            self._end(self._open.first_to_go())
-        made = _Connection(*peer, now + TIMEOUT_S, transport)
-        self._open.add(made.address, made)
+        if len(self) >= most:
+            crowd = next(crowd for crowd in (self._new, self._proven, self._busy) if len(crowd))
+            self._end(crowd, crowd.first_to_go())
+        made = _Connection(sock, *peer, now + TIMEOUT_S, transport=transport)
+        self._new.add(made.address, made)
         return made
 
-    def extend(self, peer: Peer, deadline: float) -> None:
-        """Sets the deadline of a connection, for instance until its next request."""
-        for connection in self._open.of(peer[0]):
-            if connection.port == peer[1]:
-                connection.deadline = deadline
+    def began(self, peer: Peer, deadline: float) -> None:
+        """Records that a request has begun, and sets its deadline."""
+        self._move(peer, self._busy, deadline)
+
+    def answered(self, peer: Peer, deadline: float, *, is_success: bool) -> None:
+        """Records that a request was answered, and sets the deadline of the next one."""
+        self._move(peer, self._proven if is_success else self._new, deadline)
 
     def sweep(self, now: float) -> None:
         """Forgets connections that have ended, and closes those that have exceeded their deadline."""
-        for connection in list(self._open):
-            if connection.has_ended or connection.deadline <= now:
-                self._end(connection)
+        for crowd in (self._new, self._proven, self._busy):
+            for connection in list(crowd):
+                if connection.has_ended or connection.deadline <= now:
+                    self._end(crowd, connection)
 
     def close(self) -> None:
-        for connection in list(self._open):
-            self._end(connection)
+        for crowd in (self._new, self._proven, self._busy):
+            for connection in list(crowd):
+                self._end(crowd, connection)
 
-    def _end(self, connection: _Connection) -> None:
+    def _move(self, peer: Peer, to: Crowds[_Connection], deadline: float) -> None:
+        for crowd in (self._new, self._proven, self._busy):
+            for connection in crowd.of(peer[0]):
+                if connection.port == peer[1]:
+                    crowd.remove(peer[0], connection)
+                    connection.deadline = deadline
+                    to.add(peer[0], connection)
+                    return
+
+    def _end(self, crowd: Crowds[_Connection], connection: _Connection) -> None:
         connection.abort()
-        self._open.remove(connection.address, connection)
+        crowd.remove(connection.address, connection)
 
 
 @contextlib.asynccontextmanager
 async def served(
     port: int,
-    protocol: Callable[[], asyncio.Protocol],
+    protocol: Factory,
     *,
     tls: ssl.SSLContext | None = None,
     connections: Connections | None = None,
+    drain: Callable[[], Awaitable[None]] | None = None,
 ) -> AsyncIterator[int]:
-    """Serves `protocol` on a port of every address. Yields the port number. Raises OSError."""
+    """Serves `protocol` on a port of every address. Yields the port number. At the end, it accepts no more connections,
+    then awaits `drain`, and then closes all connections. Raises OSError."""
     sock = listen(EVERYWHERE, port, backlog=BACKLOG)
     sock.setblocking(False)
     made = Connections() if connections is None else connections
-    tasks = [asyncio.create_task(_accept(sock, protocol, tls, made)), asyncio.create_task(_sweep(made))]
+    accepting = asyncio.create_task(_accept(sock, protocol, tls, made))
+    sweeping = asyncio.create_task(_sweep(made))
     try:
         yield int(sock.getsockname()[1])
     finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        made.close()
+        accepting.cancel()
+        await asyncio.gather(accepting, return_exceptions=True)
         sock.close()
+        if drain is not None:
+            await drain()
+        sweeping.cancel()
+        await asyncio.gather(sweeping, return_exceptions=True)
+        made.close()
 
 
 async def _accept(
-    sock: socket.socket,
-    protocol: Callable[[], asyncio.Protocol],
-    tls: ssl.SSLContext | None,
-    made: Connections,
+    sock: socket.socket, protocol: Factory, tls: ssl.SSLContext | None, made: Connections
 ) -> None:
     loop = asyncio.get_running_loop()
     while True:
@@ -135,10 +166,10 @@ async def _accept(
         except OSError:
             await asyncio.sleep(ACCEPT_PAUSE_S)
             continue
-        whose = peer_of(found)
         if tls is not None:
-            connection = made.add(whose, loop.time())
-            connection.handshake = asyncio.create_task(_handshake(connection, peer, protocol, tls))
+            connection = made.add(peer, peer_of(found), loop.time())
+            connection.handshake = asyncio.create_task(_handshake(connection, protocol, tls))
+            await asyncio.sleep(0)  # sock_accept does not yield while connections are waiting
             continue
         try:
             transport, _ = await loop.connect_accepted_socket(protocol, peer)
@@ -146,21 +177,21 @@ async def _accept(
             peer.close()
             continue
         assert isinstance(transport, asyncio.Transport)  # noqa: S101  a socket's
-        made.add(whose, loop.time(), transport)
+        made.add(peer, peer_of(found), loop.time(), transport)
 
 
-async def _handshake(
-    connection: _Connection,
-    peer: socket.socket,
-    protocol: Callable[[], asyncio.Protocol],
-    tls: ssl.SSLContext,
-) -> None:
-    """Completes a connection's TLS handshake. If the handshake fails or is cancelled, asyncio closes the connection."""
+async def _handshake(connection: _Connection, protocol: Factory, tls: ssl.SSLContext) -> None:
+    """Completes a connection's TLS handshake. Closes the socket if this fails or is cancelled."""
     try:
         transport, _ = await asyncio.get_running_loop().connect_accepted_socket(
-            protocol, peer, ssl=tls, ssl_handshake_timeout=TIMEOUT_S, ssl_shutdown_timeout=TIMEOUT_S
+            protocol,
+            connection.sock,
+            ssl=tls,
+            ssl_handshake_timeout=TIMEOUT_S,
+            ssl_shutdown_timeout=SHUTDOWN_S,
         )
-    except OSError:  # includes SSLError
+    except (OSError, asyncio.CancelledError):  # OSError includes SSLError
+        connection.sock.close()
         return
     assert isinstance(transport, asyncio.Transport)  # noqa: S101  a socket's
     connection.transport = transport

@@ -23,6 +23,8 @@ from dataloaderjob_operator.injector.certificates import Renewal, renewed
 from dataloaderjob_operator.injector.server import Injector, serving, webhook
 
 STRANGER = "127.0.0.2"
+INSECURE = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+INSECURE.check_hostname, INSECURE.verify_mode = False, ssl.CERT_NONE
 
 
 class Api:
@@ -68,10 +70,8 @@ async def injector(
 
 async def stranger(port: int, *, tls: bool) -> tuple[asyncio.StreamReader, asyncio.StreamWriter]:
     """Opens a connection from another address, and sends a part of a request or of a TLS handshake."""
-    insecure = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
-    insecure.check_hostname, insecure.verify_mode = False, ssl.CERT_NONE
     reader, writer = await asyncio.open_connection(
-        "127.0.0.1", port, local_addr=(STRANGER, 0), ssl=insecure if tls else None
+        "127.0.0.1", port, local_addr=(STRANGER, 0), ssl=INSECURE if tls else None
     )
     writer.write(
         b"POST /inject HTTP/1.1\r\nHost: x\r\nContent-Length: 100000\r\n\r\n{" if tls else b"\x16\x03"
@@ -110,7 +110,7 @@ def test_peer_that_sends_a_part_is_disconnected_in_time(
 def test_stranger_with_all_connections_displaces_only_its_own(
     tls: bool, context: ssl.SSLContext, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connections, "MAX_CONNECTIONS", 8)
+    monkeypatch.setattr(server_module, "MAX_CONNECTIONS", 8)
 
     async def run() -> None:
         async with injector(context, Api()) as (session, url, port):
@@ -168,6 +168,44 @@ def test_large_reviews_beyond_the_memory_limit_are_refused(
             return [*others, *later, await post(json.dumps(review(padding="x" * 250_000)))]
 
     assert asyncio.run(run()) == [503, 200, 200, 200, 413]
+
+
+def test_peer_that_leaves_during_a_review_frees_its_memory_quietly(
+    context: ssl.SSLContext, caplog: pytest.LogCaptureFixture
+) -> None:
+    made = Injector(Api(wait_s=30.0), Setup(sidecar_image="sidecar:1"))
+    whole = json.dumps(review()).encode()
+
+    async def run() -> None:
+        port = reserve_port()
+        async with serving(webhook(made), port, context), asyncio.timeout(30):
+            opened = [await stranger(port, tls=True) for _ in range(5)]
+            for _ in range(3):  # a whole request, whose job takes long to read
+                head = f"POST /inject HTTP/1.1\r\nHost: x\r\nContent-Length: {len(whole)}\r\n\r\n".encode()
+                fresh = await asyncio.open_connection("127.0.0.1", port, ssl=INSECURE)
+                fresh[1].write(head + whole)
+                opened.append(fresh)
+            await asyncio.sleep(1.0)
+            assert made._buffered > 3 * len(whole)
+            for _, writer in opened:
+                writer.transport.abort()
+            await asyncio.sleep(1.0)
+            assert made._buffered == 0
+
+    asyncio.run(run())
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
+@pytest.mark.parametrize("metadata", [7, [1], {"labels": 7}, {"labels": [LABEL]}])
+def test_review_of_a_malformed_pod_is_refused(metadata: Any, context: ssl.SSLContext) -> None:
+    body = review()
+    body["request"]["object"]["metadata"] = metadata
+
+    async def run() -> int:
+        async with injector(context, Api()) as (session, url, _), session.post(url, json=body) as found:
+            return found.status
+
+    assert asyncio.run(run()) == 400
 
 
 @pytest.mark.parametrize(

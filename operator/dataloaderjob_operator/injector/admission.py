@@ -93,6 +93,9 @@ def read_review(body: Any) -> Review:
     pod = request.get("object")
     if not isinstance(pod, Mapping) or pod.get("kind") != "Pod" or not request.get("namespace"):
         raise BadReview("expected a Pod in a namespace")
+    metadata = pod.get("metadata") or {}
+    if not isinstance(metadata, Mapping) or not isinstance(metadata.get("labels") or {}, Mapping):
+        raise BadReview("expected a Pod with metadata and labels")
     review = Review(uid=str(request["uid"]), namespace=str(request["namespace"]), pod=pod)
     if not _NAMESPACE.fullmatch(review.namespace):
         raise BadReview("expected the name of a namespace")

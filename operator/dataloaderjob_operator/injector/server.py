@@ -11,6 +11,7 @@ import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from datetime import datetime
+from http import HTTPStatus
 
 import prometheus_client
 from aiohttp import web
@@ -36,13 +37,17 @@ from dataloaderjob_operator.monitoring import CONTENT_TYPE, MAX_LINE_NBYTES, Por
 log = logging.getLogger(__name__)
 
 PREFIX = "dataloaderjob_injector"
-MAX_NBYTES = 4 * 1024**2
-"""Maximum size of a review. The API server accepts requests of up to 3 MiB."""
-MAX_BUFFERED, SMALL = 32 * 1024**2, 64 * 1024
+MAX_CONNECTIONS = 256
+"""A connection with TLS takes 0.3 MB."""
+MAX_NBYTES = 2 * 1024**2
+"""Maximum size of a review. etcd stores objects of at most 1.5 MiB. A parsed review takes up to 30 times its size."""
+MAX_BUFFERED, SMALL = 8 * 1024**2, 64 * 1024
 """Maximum size of all reviews that are being received or answered, in bytes. Beyond it, only reviews that are smaller
-than SMALL are accepted."""
-IDLE_S = 75.0
-"""Seconds for which a connection stays open after an answer. The API server reuses its connections."""
+than SMALL are accepted. Of larger ones, only one is parsed at a time."""
+MAX_HEADERS = 32
+IDLE_S = 120.0
+"""Seconds for which a connection stays open after an answer. The API server itself closes unused connections after
+90 s, and so sends no review on a connection that is being closed."""
 DEADLINE_S = 4.0
 """Seconds within which the job must be read. After 5 s, the API server would report only a timeout."""
 SECONDS = (0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0)
@@ -89,20 +94,27 @@ class Injector:
     metrics: InjectorMetrics = field(default_factory=InjectorMetrics)
     _buffered: int = 0
     """Bytes of the reviews that are being received or answered."""
+    _large: asyncio.Semaphore = field(default_factory=lambda: asyncio.Semaphore(1))
 
     async def review(self, request: web.Request) -> web.Response:
         """Handles a request from the API server."""
-        started = time.monotonic()
         body = bytearray()
         try:
             await self._receive(request, body)
-            try:
-                review = read_review(json.loads(body))
-            except (BadReview, ValueError, RecursionError) as exc:
-                return web.Response(status=400, text=f"{exc}\n")
-            found = await self._answer(review)
+            async with self._large if len(body) > SMALL else contextlib.nullcontext():
+                return await self._respond(body)
+        except ConnectionError:  # the peer has gone
+            return web.Response(status=400)
         finally:
             self._buffered -= len(body)
+
+    async def _respond(self, body: bytearray) -> web.Response:
+        started = time.monotonic()
+        try:
+            review = read_review(json.loads(body))
+        except (BadReview, ValueError, RecursionError) as exc:
+            return web.Response(status=400, text=f"{exc}\n")
+        found = await self._answer(review)
         self.metrics.admissions.labels(found.result.value).inc()
         self.metrics.duration.observe(time.monotonic() - started)
         with about_job(review.namespace, review.job or ""):
@@ -145,41 +157,39 @@ async def serving(
 ) -> AsyncIterator[int]:
     """Serves an application on all addresses, on a limited number of connections. Yields the port. Raises PortTaken."""
     runner = web.AppRunner(
-        app,
-        access_log=None,
-        max_line_size=MAX_LINE_NBYTES,
-        max_field_size=MAX_LINE_NBYTES,
-        keepalive_timeout=IDLE_S,
-    )
-    connections = Connections()
+        app, access_log=None, max_line_size=MAX_LINE_NBYTES, max_field_size=MAX_LINE_NBYTES, max_headers=MAX_HEADERS,
+        keepalive_timeout=IDLE_S, handler_cancellation=True, shutdown_timeout=DEADLINE_S,
+    )  # fmt: skip
+    connections = Connections(MAX_CONNECTIONS)
 
     @web.middleware
-    async def extend(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def watched(request: web.Request, handler: Handler) -> web.StreamResponse:
         """Gives each request a deadline of its own, and the time until the next request another."""
         loop = asyncio.get_running_loop()
-        peer = None if request.transport is None else request.transport.get_extra_info("peername")
-        if peer is not None:
-            connections.extend(peer_of(peer), loop.time() + DEADLINE_S + TIMEOUT_S)
-        try:
+        found = None if request.transport is None else request.transport.get_extra_info("peername")
+        if found is None:
             return await handler(request)
+        is_success, peer = False, peer_of(found)
+        connections.began(peer, loop.time() + DEADLINE_S + TIMEOUT_S)
+        try:
+            response = await handler(request)
+            is_success = response.status == HTTPStatus.OK
+            return response
         finally:
-            if peer is not None:
-                connections.extend(peer_of(peer), loop.time() + IDLE_S)
+            connections.answered(peer, loop.time() + IDLE_S, is_success=is_success)
 
-    app.middlewares.append(extend)
+    app.middlewares.append(watched)
     await runner.setup()
-    try:
-        assert runner.server is not None  # noqa: S101  it is set up
-        async with contextlib.AsyncExitStack() as stack:
-            try:
-                found = await stack.enter_async_context(
-                    served(port, runner.server, tls=context, connections=connections)
-                )
-            except OSError as exc:
-                raise PortTaken(f"cannot serve on port {port}: {exc.strerror or exc}") from exc
-            yield found
-    finally:
-        await runner.cleanup()
+    assert runner.server is not None  # noqa: S101  it is set up
+    async with contextlib.AsyncExitStack() as stack:
+        stack.push_async_callback(runner.cleanup)
+        try:
+            found = await stack.enter_async_context(
+                served(port, runner.server, tls=context, connections=connections, drain=runner.cleanup)
+            )
+        except OSError as exc:
+            raise PortTaken(f"cannot serve on port {port}: {exc.strerror or exc}") from exc
+        yield found
 
 
 def webhook(injector: Injector) -> web.Application:

@@ -78,14 +78,27 @@ def _others_who_write(path: Path, found: os.stat_result) -> str:
 
 def _others_in_group(found: os.stat_result) -> str:
     """Names the file's group; empty if the owner is its only member. On many systems, each user has such a group, with
-    the user's name. The group's own list omits users whose primary group it is."""
+    the user's name. Root's own group is trusted as root is."""
     try:
         group = grp.getgrgid(found.st_gid)
     except KeyError:
         return f"group {found.st_gid}"
     owner = _name(found.st_uid)
-    members = {*group.gr_mem, *(user.pw_name for user in pwd.getpwall() if user.pw_gid == found.st_gid)}
-    return "" if group.gr_name == owner and members <= {owner} else f"group {group.gr_name}"
+    if found.st_gid == 0 or (group.gr_name == owner and _members(group) <= {found.st_uid}):
+        return ""
+    return f"group {group.gr_name}"
+
+
+def _members(group: grp.struct_group) -> set[int]:
+    """Returns the uids of a group's members. The group's own list omits users whose primary group it is. A directory
+    service may not list those."""
+    found = {user.pw_uid for user in pwd.getpwall() if user.pw_gid == group.gr_gid}
+    for name in group.gr_mem:
+        try:
+            found.add(pwd.getpwnam(name).pw_uid)
+        except KeyError:
+            found.add(-1)  # a member whom nobody knows here
+    return found
 
 
 def _name(uid: int) -> str:

@@ -127,9 +127,14 @@ class Analysis:
     @cached_property
     def own_cpus(self) -> float:
         """The mean number of CPUs that this run kept busy from its first to its last batch."""
-        spans = [s for s in self.spans if (self.first_batch_at or 0.0) < s.ended <= self.last_batch_at]
-        seconds = sum(s.ended - s.began for s in spans)
-        return sum(sum(s.cpus.values()) * (s.ended - s.began) for s in spans) / seconds if seconds else 0.0
+        within = [r for r in self.readings if (self.first_batch_at or 0.0) <= r.at <= self.last_batch_at]
+        seconds = within[-1].at - within[0].at if within else 0.0
+        used = (
+            sum(max(0.0, t - within[0].cpu.get(role, 0.0)) for role, t in within[-1].cpu.items())
+            if within
+            else 0.0
+        )
+        return used / seconds if seconds else 0.0
 
     @property
     def most_cpus(self) -> float:

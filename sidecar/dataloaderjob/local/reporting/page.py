@@ -50,8 +50,8 @@ CPU = (
     "using."
 )
 IDLE = (
-    "CPUs that this run kept busy, at most {:.1f} of the machine's {}, so the machine itself was no limit. If training "
-    "waits nevertheless, feeders wait for storage, or for CPUs that other programs are using."
+    "CPUs that this run kept busy, at most {:.1f} of the machine's {}. If training waits nevertheless, there are too "
+    "few feeders, or they wait for storage or for other programs."
 )
 CPU_OF_CLUSTER = (
     "CPUs that feeders kept busy with batches, and those of the processes that receive batches. The CPU time of "
@@ -193,7 +193,7 @@ def _slowest(found: Analysis) -> Section:
         "Times are times of day" if found.data.is_watched else "Times are counted from the start of the run"
     )
     text = [
-        f"{when}. Batches are numbered from 0 in each epoch. A sample that is slow every time is worth a look."
+        f"{when}. The numbers of batches start again in each epoch. Look into samples that are slow in each epoch."
     ]
     tables = [story.slow_batches(found), story.slow_samples(found)]
     return Section("Slowest batches and samples", text, None, tables)

@@ -12,7 +12,7 @@ from dataloaderjob.local.reporting.texts import count
 OVERLOADED = 0.3
 """If batches wait for a CPU for more than this share of their build time, the machine counts as too small."""
 MOSTLY_OURS = 0.7
-"""If a run kept less than this share of an overloaded machine's CPUs busy, other programs overloaded it."""
+"""If a run kept less than this share of an overloaded machine's CPUs busy, something else overloaded it."""
 LIMITS = {
     Limit.CPU: "the CPU of the processes that make batches",
     Limit.STORAGE: "storage, or anything else that samples wait for: making a batch takes little CPU",
@@ -56,7 +56,7 @@ def _reasons(found: Analysis) -> Iterator[str]:
         yield (
             f"A few slow batches hold up the rest: {found.tail.count:,} of {found.times.sums.count:,} took "
             f"at least {TAIL:g} times as long as the median, and together {found.tail.share:.0%} of all "
-            "build time. Make the samples listed below cheaper, or give the loader a larger window= or parts=."
+            "build time. Make the samples listed below cheaper, or give the loader a larger prefetch_factor= or parts=."
         )
     if advice.feeders > found.feeders:
         more = f"{advice.gain:.2g} times faster"
@@ -66,18 +66,25 @@ def _reasons(found: Analysis) -> Iterator[str]:
             f"would suffice (this run had {found.feeders}), and would make training up to {more}. The next limit is "
             f"{LIMITS[advice.next_limit]}."
         )
-    elif advice.feeders:
-        each = " each" if advice.feeders > 1 else ""
-        enough = f"{count(advice.feeders, 'feeder')} with a free CPU{each} would suffice; this run had {found.feeders}."
-        if found.queued > OVERLOADED or found.is_heavy_tailed:
-            yield enough
-        else:
-            yield (
-                f"Judging by the cost of a batch, {enough} So something else kept training waiting: look for lost "
-                "feeders below, and for waits at the start of an epoch."
-            )
+    elif advice.feeders and advice.limit in (Limit.CPU, Limit.STORAGE):
+        yield _enough(found, advice.feeders)
     else:
         yield f"More feeders would not help: the limit is {LIMITS[advice.limit]}."
+
+
+def _enough(found: Analysis, feeders: int) -> str:
+    """Returns the sentence about a run with enough feeders for the mean cost of its batches."""
+    each = " each" if feeders > 1 else ""
+    text = (
+        f"Judging by the mean cost of a batch, {count(feeders, 'feeder')} with a free CPU{each} would suffice. "
+        f"This run had {found.feeders}."
+    )
+    if found.queued > OVERLOADED or found.is_heavy_tailed:
+        return text
+    return (
+        f"{text} So something else kept training waiting: look for lost feeders below, and for waits at the start of "
+        "an epoch."
+    )
 
 
 def _overload(found: Analysis) -> str:
@@ -85,8 +92,9 @@ def _overload(found: Analysis) -> str:
     waited = f"feeders were ready to work, but waited for a CPU during {found.queued:.0%} of the time that batches took"
     if found.own_cpus < MOSTLY_OURS * found.data.cpus:
         return (
-            f"Other programs used this machine's CPUs: this run kept {found.own_cpus:.1f} of {found.data.cpus} busy, "
-            f"and {waited}. Stop those programs, or move the feeders to other machines."
+            f"This run kept only {found.own_cpus:.1f} of {found.data.cpus} CPUs busy, and still {waited}. Other "
+            "programs may use this machine, or the run's CPU limit may be lower. Stop those programs, raise the limit, "
+            "or move the feeders to other machines."
         )
     return (
         f"The machine has too few CPUs ({found.data.cpus}): {waited}. More feeders on this machine would not help; "

@@ -152,7 +152,7 @@ def _slow(found: Analysis) -> Iterator[str]:
     again = [f"{text} ({n} times)" for text, n in names.most_common() if n > 1]
     if again and found.is_heavy_tailed:
         more = f" and {len(again) - MOST_SAMPLES} more" if len(again) > MOST_SAMPLES else ""
-        yield f"The same samples are slow every time: {', '.join(again[:MOST_SAMPLES])}{more}."
+        yield f"These samples were slow more than once: {', '.join(again[:MOST_SAMPLES])}{more}."
 
 
 def _end(found: Analysis) -> Iterator[str]:
