@@ -269,10 +269,15 @@ def test_loaders_that_are_iterated_together_count_as_one_input(tmp_path: Path) -
 
 
 def test_a_script_that_ends_early_is_judged_by_the_steps_so_far(tmp_path: Path) -> None:
-    found = advise(tmp_path, LOOP.replace("return 4000", "return 160"))
-    assert (found["steps"], found["steps_without_input"]) == (17, 0)
+    found = advise(tmp_path, LOOP.replace("return 4000", "return 80"))
+    assert (found["steps"], found["steps_without_input"]) == (7, 0)
     assert found["input_bound"] > 0.2
     assert found["limit"] == "cpu"
+
+
+def test_a_script_with_one_short_epoch_is_replayed_within_it(tmp_path: Path) -> None:
+    found = advise(tmp_path, LOOP.replace("return 4000", "return 160"))
+    assert (found["steps"], found["steps_without_input"]) == (16, 20)
 
 
 @pytest.mark.thorough

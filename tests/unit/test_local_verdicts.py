@@ -12,7 +12,7 @@ from dataloaderjob.core import places
 from dataloaderjob.local import console
 from dataloaderjob.local.status import History, LiveRun, Snapshot
 from dataloaderjob.local.verdicts import VerdictFile, closing_words, verdict_of
-from dataloaderjob.trainer.session.closing import NOTICEABLE_S, last_line
+from dataloaderjob.trainer.session.closing import NOTICEABLE_S, STATED_S, last_line
 
 RUN = LiveRun(Path("/run"), {"job": "mnist", "pid": 1, "manifest": "m", "port": 1, "socket": "s"})
 RECEIVER = {"rank": "0", "trainer": 1, "receiver": 2, "next_calls": 3, "ready": 1}
@@ -76,9 +76,16 @@ def test_a_run_of_few_batches_ends_without_a_verdict():
     assert closing_words(None, COUNTED, per_pod=1, cpus=8) == ""
 
 
-@pytest.mark.parametrize(("waited_s", "worked_s"), [(NOTICEABLE_S / 2, 0.0), (60.0, 1000.0), (0.0, 0.0)])
-def test_a_script_that_hardly_waited_says_nothing(waited_s, worked_s):
+@pytest.mark.parametrize(("waited_s", "worked_s"), [(NOTICEABLE_S / 2, 0.0), (0.0, 0.0), (1.0, STATED_S - 2)])
+def test_a_short_script_that_hardly_waited_says_nothing(waited_s, worked_s):
     assert last_line(waited_s, worked_s, ("it waits", 6, 1, 6), 8) == ""
+
+
+def test_a_script_that_hardly_waited_says_how_long():
+    assert (
+        last_line(60.0, 1000.0, ("it waits", 6, 1, 6), 8) == "training waited for input for 60 of 1060 s (6%)"
+    )
+    assert last_line(4.0, 16.0, ("", 0, 0, 0), 8) == "training waited for input for 4 of 20 s (20%)"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from dataloaderjob.advise.observation import (
     Observation,
     Steps,
     WatchPhase,
+    steps_of,
 )
 
 
@@ -88,3 +89,10 @@ def test_bursts_of_waiting_count_in_full() -> None:
         loop.wait_s = 0.8 if number % 8 == 0 else 0.0
         loop.step()
     assert loop.observation.observed.period_s() == pytest.approx(0.2, rel=0.1)
+
+
+@pytest.mark.parametrize(
+    ("batches", "steps"), [(None, 50), (1000, 50), (54, 50), (19, 15), (12, 10), (3, 10), (0, 10)]
+)
+def test_short_epoch_is_observed_once_and_then_replayed(batches: int | None, steps: int) -> None:
+    assert steps_of(50, batches) == steps

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -62,6 +63,23 @@ def test_free_cpus_of_this_machine_are_proposed_before_feeders_elsewhere() -> No
     assert "feeders must run elsewhere" in "\n".join(verdict.lines(advice(cpus=2)))
 
 
+def test_more_workers_are_proposed_before_feeders_and_present_ones_are_not() -> None:
+    more, same = ("\n".join(verdict.lines(advice(result(workers=n), cpus=16))) for n in (1, 8))
+    assert "Try num_workers=5 first. To use other CPUs, replace" in more
+    assert "the 8 workers should suffice, if they get them" in same
+    assert "num_workers=5" not in same
+
+
+def test_busy_machine_makes_the_advice_doubtful() -> None:
+    doubtful = replace(advice(), others_cpus=1.26)
+    assert "doubtful    other programs kept 1.3 of this machine's CPUs busy" in "\n".join(
+        verdict.lines(doubtful)
+    )
+    assert verdict.as_json(doubtful)["others_cpus"] == 1.26
+    assert "doubtful" not in "\n".join(verdict.lines(advice()))
+    assert verdict.as_json(advice())["others_cpus"] is None
+
+
 def test_ranks_of_other_nodes_count_as_those_of_this_one() -> None:
     found = advice(result(world=16, local_world=2), {**result(rank=1, world=16), "period_s": 0.5})
     assert found.pipeline.ranks == 16
@@ -74,7 +92,9 @@ def test_script_with_our_loader_is_not_told_to_replace_its_loader() -> None:
         [line for line in verdict.lines(advice(result(has_feeders=known))) if "manifest" in line]
         for known in (False, True)
     )
-    assert torchs.startswith("Replace torch.utils.data.DataLoader with dataloaderjob.DataLoader")
+    assert torchs.startswith(
+        "To use other CPUs, replace torch.utils.data.DataLoader with dataloaderjob.DataLoader"
+    )
     assert ours.startswith("The script already uses dataloaderjob.DataLoader")
 
 

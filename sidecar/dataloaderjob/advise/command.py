@@ -3,6 +3,7 @@ advice."""
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import os
 import sys
@@ -12,6 +13,9 @@ from pathlib import Path
 from dataloaderjob.advise import verdict
 from dataloaderjob.advise.watched import Watched, watch
 from dataloaderjob.core.errors import InputError, ServiceError
+
+FREE_CPUS, OTHERS_CPUS = 0.25, 0.3
+"""If fewer CPUs were idle, and other programs kept more CPUs busy, the measurement is doubtful."""
 
 
 def advise(
@@ -29,6 +33,8 @@ def advise(
     _check(found, command, timeout_s)
     link = None if link_gbit is None else link_gbit * 1e9 / 8
     made = verdict.verdict(command, found.results, cpus=cpus_here(), link=link)
+    if found.idle_cpus < FREE_CPUS and found.others_cpus > OTHERS_CPUS:
+        made = dataclasses.replace(made, others_cpus=found.others_cpus)
     if as_json:
         return json.dumps(verdict.as_json(made), indent=2)
     lines = verdict.lines(made)

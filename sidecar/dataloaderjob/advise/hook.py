@@ -22,7 +22,7 @@ from collections import deque
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.advise.observation import LEAST, Observation, Steps, WatchPhase
+from dataloaderjob.advise.observation import LEAST, Observation, Steps, WatchPhase, steps_of
 from dataloaderjob.advise.source import Source
 from dataloaderjob.core.errors import InputError
 from dataloaderjob.core.places import IN_FEEDER_VARIABLE
@@ -39,7 +39,7 @@ class _Loader:
     """One loader of this process, identified by its dataset and batch size."""
 
     def __init__(self, source: Source, steps: int, now: float) -> None:
-        self.source, self.observation = source, Observation(steps, now)
+        self.source, self.observation = source, Observation(steps_of(steps, source.batches), now)
         self.kept: deque[Any] = deque(maxlen=KEPT)
         self.cpu_s = self.wall_s = 0.0
         """CPU time and wall time of this process at the start of the replay, in seconds; 0 before the replay."""

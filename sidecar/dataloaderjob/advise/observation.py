@@ -15,6 +15,8 @@ OBSERVE_S, REPLAY_S = 30.0, 15.0
 """Maximum duration of each phase in seconds. A phase lasts longer until it has LEAST steps."""
 REPLAYED = 20
 """Number of steps in the replay."""
+SHORT = 10
+"""Minimum number of steps to observe in a loader with short epochs."""
 PAUSE = 5.0
 """A step that takes more than this many times the median is a pause, such as a checkpoint or an evaluation. It does not
 count."""
@@ -57,6 +59,14 @@ class Steps:
         ]
         waits = sum(wait for wait, _ in kept) / len(kept)
         return waits + (sum(think for _, think in kept) / len(kept) if is_queued else self.step_s())
+
+
+def steps_of(wanted: int, batches: int | None) -> int:
+    """Returns the number of steps to observe: at most `wanted`, and few enough to end within the first epoch, because
+    the script may have no second one. `batches`: the number of batches of an epoch; None if unknown."""
+    if batches is None:
+        return wanted
+    return min(wanted, max(SHORT, batches - SKIPPED - 1))
 
 
 class Observation:

@@ -19,6 +19,8 @@ class Source:
     worker_init_fn: Callable[[int], Any] | None
     is_batched: bool
     workers: int
+    batches: int | None
+    """Number of batches of an epoch; None if unknown."""
     has_feeders: bool
     """True if the loader is this package's, so its batches already come from feeders."""
 
@@ -34,6 +36,7 @@ class Source:
             worker_init_fn=parts.get("_worker_init_fn"),
             is_batched=bool(iterator._auto_collation),  # noqa: SLF001
             workers=int(iterator._num_workers),  # noqa: SLF001
+            batches=_batches(iterator),
             has_feeders=type(iterator).__module__.startswith("dataloaderjob."),
         )
 
@@ -41,3 +44,16 @@ class Source:
     def batch_size(self) -> int | None:
         size = getattr(self.index_sampler, "batch_size", None)
         return size if type(size) is int else None
+
+
+def _batches(iterator: Any) -> int | None:
+    """Returns the number of batches of an iterator's epoch. Returns None for an iterable dataset, whose length may be
+    wrong, and for a sampler without a length."""
+    from torch.utils.data import IterableDataset
+
+    if isinstance(iterator._dataset, IterableDataset):  # noqa: SLF001
+        return None
+    try:
+        return len(iterator._index_sampler)  # noqa: SLF001
+    except Exception:  # the user's sampler
+        return None

@@ -47,6 +47,8 @@ class Verdict:
     cannot_ship: str
     refused: str
     shipped_nbytes: int
+    others_cpus: float = 0.0
+    """Number of CPUs that other programs used, if that makes the measurement doubtful; otherwise 0."""
 
 
 def verdict(
@@ -105,6 +107,7 @@ def as_json(found: Verdict) -> dict[str, Any]:
         "steps_without_input": found.replayed,
         "pipeline": dataclasses.asdict(found.pipeline),
         "free_cpus": found.free_cpus,
+        "others_cpus": round(found.others_cpus, 2) or None,
         "cannot_ship": found.cannot_ship or None,
         "cannot_travel": found.refused or None,
     }
@@ -156,10 +159,18 @@ def _measured(found: Verdict) -> list[str]:
             "loader", f"{found.dataset}, batch_size={found.batch_size}, num_workers={found.workers}, {ranks}"
         ),
         _row("observed", f"{found.steps} steps, {without}"),
+        *_doubt(found),
         _row("a batch", f"{_bytes(pipeline.nbytes)}, {pipeline.cpu_s:.2g} CPU-s: {parts}"),
         _row("", f"{_time(pipeline.wall_s)} in one process (±{pipeline.spread:.0%})"),
         _row("limit", LIMITS[found.advice.limit]),
     ]
+
+
+def _doubt(found: Verdict) -> list[str]:
+    if not found.others_cpus:
+        return []
+    busy = f"other programs kept {found.others_cpus:.1f} of this machine's CPUs busy, and none was free"
+    return [_row("doubtful", f"{busy}: the waiting may be theirs. Repeat this on an idle machine.")]
 
 
 def _remedy(found: Verdict) -> list[str]:
@@ -181,14 +192,20 @@ def _remedy(found: Verdict) -> list[str]:
         rows.append(_row("to send", f"everything can be sent to feeders: {_bytes(found.shipped_nbytes)}"))
     if found.refused:
         rows.append(_row("batches", " ".join(found.refused.split())))
-    next_ = (
-        "The script already uses dataloaderjob.DataLoader. For more feeders, start from this manifest:"
-        if found.has_feeders
-        else (
-            "Replace torch.utils.data.DataLoader with dataloaderjob.DataLoader, and start from this manifest:"
-        )
+    return [*rows, "", _next(found), ""]
+
+
+def _next(found: Verdict) -> str:
+    """Returns the sentence that introduces the manifest."""
+    if found.has_feeders:
+        return "The script already uses dataloaderjob.DataLoader. For more feeders, start from this manifest:"
+    change = (
+        "replace torch.utils.data.DataLoader with dataloaderjob.DataLoader, and start from this manifest:"
     )
-    return [*rows, "", next_, ""]
+    workers = workers_that_suffice(found)
+    if workers is not None and workers > found.workers:
+        return f"Try num_workers={workers} first. To use other CPUs, {change}"
+    return f"To use other CPUs, {change}"
 
 
 def _here(found: Verdict) -> list[str]:
@@ -200,6 +217,8 @@ def _here(found: Verdict) -> list[str]:
     free = f"training leaves {found.free_cpus:.2g} of {found.cpus} CPUs free"
     if workers is None:
         return [_row("here", f"{free}, which is too few: feeders must run elsewhere")]
+    if workers <= found.workers:
+        return [_row("here", f"{free}: the {found.workers} workers should suffice, if they get them")]
     return [_row("here", f"{free}: num_workers={workers} may suffice without feeders")]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import shutil
 import signal
@@ -38,6 +39,10 @@ class Watched:
     """The reason why some of the script's processes were not watched; empty if all were."""
     has_loader: bool
     """True if one of the script's processes imported torch's loader."""
+    others_cpus: float = 0.0
+    """Number of CPUs of the machine that other programs kept busy meanwhile."""
+    idle_cpus: float = math.inf
+    """Number of CPUs of the machine that were idle meanwhile."""
 
 
 def watch(command: Sequence[str], *, steps: int, timeout_s: float, say: Callable[[str], None]) -> Watched:
@@ -59,14 +64,48 @@ def watch(command: Sequence[str], *, steps: int, timeout_s: float, say: Callable
             )
         except OSError as exc:
             raise InputError(f"{command[0]} cannot be started: {exc.strerror}") from exc
+        meter = Meter()
         try:
             returncode = _until_found(script, folder, timeout_s, say)
-            troubles = " ".join(_texts(folder, "trouble"))
-            return Watched(
-                tuple(_read(folder, "result")), returncode, troubles, bool(_read(folder, "installed"))
-            )
         finally:
             _end_all(script)
+        others, idle = meter.read()
+        troubles = " ".join(_texts(folder, "trouble"))
+        return Watched(
+            tuple(_read(folder, "result")),
+            returncode,
+            troubles,
+            bool(_read(folder, "installed")),
+            others,
+            idle,
+        )
+
+
+class Meter:
+    """Measures the machine's CPUs from its creation on. The script's processes must be reaped before it is read."""
+
+    def __init__(self) -> None:
+        self._began, self._machine, self._own = time.monotonic(), _machine_s(), _own_s()
+
+    def read(self) -> tuple[float, float]:
+        """Returns the numbers of CPUs that other programs kept busy, and that were idle."""
+        wall_s = time.monotonic() - self._began
+        busy, idle = (now - before for now, before in zip(_machine_s(), self._machine, strict=True))
+        return max(0.0, busy - (_own_s() - self._own)) / wall_s, idle / wall_s
+
+
+def _machine_s() -> tuple[float, float]:
+    """Returns the seconds for which the machine's CPUs were busy and idle since it started."""
+    fields = [int(word) for word in Path("/proc/stat").read_text().split("\n", 1)[0].split()[1:9]]
+    idle = fields[3] + fields[4]  # idle, and waiting for storage
+    tick = os.sysconf("SC_CLK_TCK")
+    return (sum(fields) - idle) / tick, idle / tick
+
+
+def _own_s() -> float:
+    """Returns the CPU seconds of this process and of all descendants that it has reaped."""
+    found = os.times()
+    return found.user + found.system + found.children_user + found.children_system
 
 
 def _until_found(

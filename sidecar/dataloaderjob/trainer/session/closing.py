@@ -1,5 +1,5 @@
-"""The last line of a script that waited for input, with the time, the cause and the remedy. Each process writes it at
-most once, at exit."""
+"""The last line of a script. It states how long training waited for input, and if that was long, the cause and the
+remedy. Each process writes it at most once, at exit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,19 @@ from dataloaderjob.core.errors import say
 from dataloaderjob.core.places import VERDICT_NAME
 from dataloaderjob.trainer.session.client import Client
 
+STATED_S = 10.0
+"""Seconds of training below which a script that hardly waited gets no line."""
 NOTICEABLE_S = 5.0
 NOTICEABLE = 0.1
-"""Seconds of waiting, and fraction of the run, below which no line is written."""
+"""Seconds of waiting, and fraction of the run, below which the line has no cause and no remedy."""
 UNEXPLAINED_S = 30.0
-"""Seconds of waiting that are reported even without a verdict. Startup alone may take several seconds."""
+"""Seconds of waiting that are explained even without a verdict. Startup alone may take several seconds."""
 _said_for: set[int] = set()
 """PIDs of the processes that are prepared to write the line. A forked child must prepare again."""
 
 
 def prepare(client: Client, path: str) -> None:
-    """Makes this process report at exit that training waited for input. `path` is the private service's socket."""
+    """Makes this process report at exit how long training waited. `path` is the private service's socket."""
     if os.getpid() in _said_for or os.environ.get("LOCAL_RANK", "0") != "0":
         return
     _said_for.add(os.getpid())
@@ -56,12 +58,12 @@ def _read(path: Path) -> tuple[str, int, int, int]:
 
 
 def last_line(waited_s: float, worked_s: float, verdict: tuple[str, int, int, int], cpus: int) -> str:
-    """Returns the line, or an empty string if training hardly waited."""
+    """Returns the line, or an empty string if training was short and hardly waited."""
     spent_s = waited_s + worked_s
     sentence, feeders, now, needed = verdict
-    if waited_s < (NOTICEABLE_S if sentence else UNEXPLAINED_S) or waited_s < NOTICEABLE * spent_s:
-        return ""
     text = f"training waited for input for {waited_s:.0f} of {spent_s:.0f} s"
+    if waited_s < (NOTICEABLE_S if sentence else UNEXPLAINED_S) or waited_s < NOTICEABLE * spent_s:
+        return f"{text} ({waited_s / spent_s:.0%})" if spent_s >= STATED_S else ""
     if not sentence:
         return f"{text}; `dataloaderjob advise -- COMMAND` finds the reason"
     text = f"{text}. Lately, {sentence}"
