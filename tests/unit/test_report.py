@@ -62,7 +62,7 @@ def times(slow: int = 0, *, queued: float = 0.0, text: str = "index 5") -> Times
         queued_ns=int(wall * queued), fetch_ns=wall, squares=100 * 0.04,
     )  # fmt: skip
     made.batches = [Entry(4 * 10**9, 10**9, 3, 3 * 10**9, -1, text)]
-    made.samples = [Entry(3 * 10**9, 10**9, 3, 0, -1, text)] * 2
+    made.samples = [Entry(3 * 10**9, at_s * 10**9, 3, 0, -1, text) for at_s in (1, 2, 30)]
     return made
 
 

@@ -40,8 +40,8 @@ MADE = (
     "far to the right shows slow batches, which the tables list."
 )
 QUEUED = (
-    "During {:.0%} of this time, a feeder was ready to work, but other processes had the CPUs. The times "
-    "of individual samples include that delay."
+    "During {:.0%} of this time, a feeder was ready to work, but other processes had the CPUs: training, other feeders "
+    "or other programs. The times of individual samples include that delay."
 )
 CPU = (
     "CPUs that this run kept busy, at most {:.1f} of the machine's {} (the dashed line). If the stack reaches the "
@@ -61,7 +61,7 @@ WATCHED = "Feeders made {:,} batches during the watch."
 SINCE = "The chart and the slowest batches below cover the time since the feeder pods started."
 UNKNOWN = "No feeder pod reported the times of individual batches."
 MEANS = "Means over {}. Each resource bounds the rate, and the lowest bound is the limit."
-ALONE = "The figures of individual ranks include the wait for the first batch."
+ALONE = "The figures of each rank include the wait for the first batch. They omit batches of its last second."
 
 
 @dataclass(frozen=True, slots=True)

@@ -60,7 +60,7 @@ def _reasons(found: Analysis) -> Iterator[str]:
         )
     if advice.feeders > found.feeders:
         more = f"{advice.gain:.2g} times faster"
-        average = "Apart from those, the limit" if found.is_heavy_tailed else "The limit"
+        average = "With those included, the limit" if found.is_heavy_tailed else "The limit"
         yield (
             f"{average} is {LIMITS[advice.limit]}. {count(advice.feeders, 'feeder')} with one CPU each "
             f"would suffice (this run had {found.feeders}), and would make training up to {more}. The next limit is "

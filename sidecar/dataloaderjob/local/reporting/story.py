@@ -14,6 +14,8 @@ from dataloaderjob.local.reporting.series import ENDED, FAILED, MEMORY, SERVICE,
 from dataloaderjob.local.reporting.texts import clock, count, duration, size, span
 
 MOST_ROWS, MOST_STORY, MOST_SAMPLES = 60, 12, 6
+SAME_S = 10.0
+"""If a batch was made again within this time, its samples were not slow again: a second feeder made the same batch."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,9 +126,8 @@ def _asked_again(found: Analysis) -> Iterator[str]:
     if not found.incidents and counts.get("feeders_lost"):
         yield f"Connections to feeders broke {counts['feeders_lost']} times."
     if again := counts.get("retries", 0):
-        yield (
-            f"{count(again, 'batch')} had to be requested again, because the first feeder was lost or did not respond."
-        )
+        why = "was lost or did not respond" if found.incidents else "did not respond in time"
+        yield f"{count(again, 'batch')} had to be requested from another feeder, because the usual one {why}."
     if hedges := counts.get("hedges"):
         yield (
             f"{count(hedges, 'batch')} took unusually long and so a second feeder was asked, too; the first copy "
@@ -148,11 +149,24 @@ def _slow(found: Analysis) -> Iterator[str]:
         f"Half of the batches took less than {duration(median)} to make; the slowest took "
         f"{duration(worst.took_ns / 1e9)} (batch {worst.ticket}, {of_which(worst)})."
     )
-    names = Counter(entry.text for entry in times.samples)
+    names = Counter(entry.text for entry in _distinct(times.samples))
     again = [f"{text} ({n} times)" for text, n in names.most_common() if n > 1]
     if again and found.is_heavy_tailed:
         more = f" and {len(again) - MOST_SAMPLES} more" if len(again) > MOST_SAMPLES else ""
         yield f"These samples were slow more than once: {', '.join(again[:MOST_SAMPLES])}{more}."
+
+
+def _distinct(entries: Sequence[Entry]) -> list[Entry]:
+    """Omits entries of a batch that several feeders made at about the same time."""
+    found: list[Entry] = []
+    for entry in sorted(entries, key=lambda one: one.at_ns):
+        if not any(
+            (one.text, one.ticket, one.slot) == (entry.text, entry.ticket, entry.slot)
+            and entry.at_ns - one.at_ns < SAME_S * 1e9
+            for one in found
+        ):
+            found.append(entry)
+    return found
 
 
 def _end(found: Analysis) -> Iterator[str]:
