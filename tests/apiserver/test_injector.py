@@ -43,6 +43,9 @@ def settled(made: Installed) -> None:
     until(made.injects, 30, "the first pod is injected")
     bare = {**pod(), "metadata": {"labels": {"dataloading.dev/inject": "nobody"}}}
     until(lambda: "nobody" in made.refusal(bare), 30, "the webhook refuses")
+    made.job("left-alone", managedBy="example.com/canary")
+    left = {**pod(), "metadata": {"labels": {"dataloading.dev/inject": "left-alone"}}}
+    until(lambda: not made.accepts(left), 30, "the guard refuses")
 
 
 def rendered(thing: dict[str, Any]) -> dict[str, Any]:
