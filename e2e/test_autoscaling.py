@@ -131,10 +131,9 @@ def test_documented_hpa_scales_a_job_to_the_recommended_number(start: Callable[[
         live.cluster.apply(live.namespace, hpa)
 
         def scaled() -> bool:
-            status = live.live().get("status") or {}
-            return (status.get("loader") or {}).get("recommendedReplicas") == live.live()["spec"]["feeders"][
-                "replicas"
-            ]
+            found = live.live()
+            loader = (found.get("status") or {}).get("loader") or {}
+            return loader.get("recommendedReplicas") == found["spec"]["feeders"]["replicas"]
 
         def why() -> str:
             asked = requests_of_autoscalers(live.cluster)[-300:]

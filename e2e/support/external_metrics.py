@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import json
-import tempfile
 from collections.abc import Iterator
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from cluster import FEEDER, SYSTEM, Cluster, Manifest, run
+from cluster import FEEDER, SYSTEM, Cluster, Manifest
 from jobs import RESTRICTED, RESTRICTED_POD
+from metrics_adapter_pod import GROUP, VERSION
+
+from dataloaderjob_operator.injector.certificates import Renewal, renewed
 
 NAME = "external-metrics"
-API_SERVICE = "v1beta1.external.metrics.k8s.io"
+API_SERVICE = f"{VERSION}.{GROUP}"
 OPERATORS = "app.kubernetes.io/name=dataloaderjob-operator"
 PROGRAM = Path(__file__).with_name("metrics_adapter_pod.py")
 
@@ -46,22 +49,8 @@ def requests_of_autoscalers(cluster: Cluster) -> str:
 
 def _manifests(metric: str, addresses: list[str]) -> list[Manifest]:
     labels = {"app": NAME}
-    with tempfile.TemporaryDirectory() as folder:
-        key, certificate = Path(folder, "tls.key"), Path(folder, "tls.crt")
-        request = [
-            "openssl",
-            "req",
-            "-x509",
-            "-newkey",
-            "rsa:2048",
-            "-nodes",
-            "-days",
-            "1",
-            "-subj",
-            f"/CN={NAME}",
-        ]
-        run([*request, "-keyout", str(key), "-out", str(certificate)])
-        pair = {"tls.key": key.read_text(), "tls.crt": certificate.read_text()}
+    made = renewed(None, Renewal.AUTHORITY, [NAME], datetime.now(UTC))
+    pair = {"tls.key": made.key.decode(), "tls.crt": made.certificate.decode()}
     secret = {"apiVersion": "v1", "kind": "Secret", "metadata": {"name": NAME}, "stringData": pair}
     service = {
         "apiVersion": "v1", "kind": "Service", "metadata": {"name": NAME},
@@ -85,7 +74,7 @@ def _manifests(metric: str, addresses: list[str]) -> list[Manifest]:
     registration = {
         "apiVersion": "apiregistration.k8s.io/v1", "kind": "APIService", "metadata": {"name": API_SERVICE},
         "spec": {
-            "group": "external.metrics.k8s.io", "version": "v1beta1", "groupPriorityMinimum": 100,
+            "group": GROUP, "version": VERSION, "groupPriorityMinimum": 100,
             "versionPriority": 100, "insecureSkipTLSVerify": True, "service": {"name": NAME, "namespace": SYSTEM},
         },
     }  # fmt: skip

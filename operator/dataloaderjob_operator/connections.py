@@ -42,9 +42,6 @@ class _Connection:
     address: str
     port: int
     deadline: float
-    is_proven: bool = False
-    """True once a request has succeeded."""
-    is_busy: bool = False
     transport: asyncio.Transport | None = None
     """None during a TLS handshake."""
     handshake: asyncio.Task[None] | None = None
@@ -70,24 +67,27 @@ class Connections:
     """The open connections. If there are too many, those on which no request has succeeded are closed first, and those
     with a request in progress last."""
 
-    most: int | None = None
-    """Maximum number; None for MAX_CONNECTIONS."""
+    most: int
     _new: Crowds[_Connection] = field(default_factory=Crowds)
     _proven: Crowds[_Connection] = field(default_factory=Crowds)
     _busy: Crowds[_Connection] = field(default_factory=Crowds)
 
+    @property
+    def _crowds(self) -> tuple[Crowds[_Connection], ...]:
+        """All crowds. Connections of the first are closed first."""
+        return self._new, self._proven, self._busy
+
     def __len__(self) -> int:
-        return sum(map(len, (self._new, self._proven, self._busy)))
+        return sum(map(len, self._crowds))
 
     def add(
         self, sock: socket.socket, peer: Peer, now: float, transport: asyncio.Transport | None = None
     ) -> _Connection:
         """Adds a connection. Closes others if there are too many."""
-        most = MAX_CONNECTIONS if self.most is None else self.most
-        if len(self) >= most:
+        if len(self) >= self.most:
             self.sweep(now)
-        if len(self) >= most:
-            crowd = next(crowd for crowd in (self._new, self._proven, self._busy) if len(crowd))
+        if len(self) >= self.most:
+            crowd = next(crowd for crowd in self._crowds if len(crowd))
             self._end(crowd, crowd.first_to_go())
         made = _Connection(sock, *peer, now + TIMEOUT_S, transport=transport)
         self._new.add(made.address, made)
@@ -103,18 +103,18 @@ class Connections:
 
     def sweep(self, now: float) -> None:
         """Forgets connections that have ended, and closes those that have exceeded their deadline."""
-        for crowd in (self._new, self._proven, self._busy):
+        for crowd in self._crowds:
             for connection in list(crowd):
                 if connection.has_ended or connection.deadline <= now:
                     self._end(crowd, connection)
 
     def close(self) -> None:
-        for crowd in (self._new, self._proven, self._busy):
+        for crowd in self._crowds:
             for connection in list(crowd):
                 self._end(crowd, connection)
 
     def _move(self, peer: Peer, to: Crowds[_Connection], deadline: float) -> None:
-        for crowd in (self._new, self._proven, self._busy):
+        for crowd in self._crowds:
             for connection in crowd.of(peer[0]):
                 if connection.port == peer[1]:
                     crowd.remove(peer[0], connection)
@@ -140,7 +140,7 @@ async def served(
     then awaits `drain`, and then closes all connections. Raises OSError."""
     sock = listen(EVERYWHERE, port, backlog=BACKLOG)
     sock.setblocking(False)
-    made = Connections() if connections is None else connections
+    made = Connections(MAX_CONNECTIONS) if connections is None else connections
     accepting = asyncio.create_task(_accept(sock, protocol, tls, made))
     sweeping = asyncio.create_task(_sweep(made))
     try:

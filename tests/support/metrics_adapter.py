@@ -4,25 +4,19 @@ controller scales by it."""
 from __future__ import annotations
 
 import contextlib
-import json
 import os
-import ssl
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from urllib.parse import parse_qs, urlsplit
 
+from metrics_adapter_pod import GROUP, VERSION, serving
 from processes_of_operator import kubeconfig, until
 
 from apiserver import ApiServer, assets
 from dataloaderjob_operator.injector.certificates import Renewal, renewed
 
-GROUP = "external.metrics.k8s.io"
-VERSION = "v1beta1"
-PATH = f"/apis/{GROUP}/{VERSION}"
 SERVICES = "/apis/apiregistration.k8s.io/v1/apiservices"
 NAMESPACE = "/api/v1/namespaces/default/services"
 
@@ -32,14 +26,11 @@ class Adapter:
 
     def __init__(self, folder: Path, metric: str, value: Callable[[], float | None]) -> None:
         self.asked: set[tuple[str, str]] = set()
-        self._metric, self._value = metric, value
-        self._server = ThreadingHTTPServer(("127.0.0.1", 0), self._handler())
+        self._value = value
         made = renewed(None, Renewal.AUTHORITY, ["localhost"], datetime.now(UTC))
         pem = folder / "adapter.pem"
         pem.write_bytes(made.certificate + made.key)
-        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        context.load_cert_chain(pem)
-        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self._server = serving(("127.0.0.1", 0), str(pem), str(pem), metric, self._values)
         self.port = int(self._server.server_address[1])
         threading.Thread(target=self._server.serve_forever, daemon=True).start()
 
@@ -47,48 +38,10 @@ class Adapter:
         self._server.shutdown()
         self._server.server_close()
 
-    def answer(self, url: str) -> dict[str, object] | None:
-        """Returns the answer to a request; None if there is no such resource."""
-        found = urlsplit(url)
-        if found.path == PATH:
-            resource = {"name": self._metric, "singularName": "", "namespaced": True, "verbs": ["get"],
-                        "kind": "ExternalMetricValueList"}  # fmt: skip
-            return {"kind": "APIResourceList", "apiVersion": "v1", "groupVersion": f"{GROUP}/{VERSION}",
-                    "resources": [resource]}  # fmt: skip
-        namespace, _, metric = found.path.removeprefix(f"{PATH}/namespaces/").partition("/")
-        if metric != self._metric:
-            return None
-        self.asked.add((namespace, parse_qs(found.query).get("labelSelector", [""])[0]))
-        value, now = self._value(), datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-        items = (
-            []
-            if value is None
-            else [{"metricName": metric, "metricLabels": {}, "timestamp": now, "value": str(int(value))}]
-        )
-        return {
-            "kind": "ExternalMetricValueList",
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "metadata": {},
-            "items": items,
-        }
-
-    def _handler(self) -> type[BaseHTTPRequestHandler]:
-        adapter = self
-
-        class Handler(BaseHTTPRequestHandler):
-            def do_GET(self) -> None:
-                found = adapter.answer(self.path)
-                body = json.dumps(found or {}).encode()
-                self.send_response(200 if found else 404)
-                self.send_header("Content-Type", "application/json")
-                self.send_header("Content-Length", str(len(body)))
-                self.end_headers()
-                self.wfile.write(body)
-
-            def log_message(self, *_: object) -> None:
-                pass
-
-        return Handler
+    def _values(self, namespace: str, selector: str) -> list[int]:
+        self.asked.add((namespace, selector))
+        value = self._value()
+        return [] if value is None else [int(value)]
 
 
 @contextlib.contextmanager

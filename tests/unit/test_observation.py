@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Iterator
+
 import pytest
+from torch.utils import data
 
 from dataloaderjob.advise.observation import (
     LEAST,
@@ -14,6 +18,7 @@ from dataloaderjob.advise.observation import (
     WatchPhase,
     steps_of,
 )
+from dataloaderjob.advise.source import Source
 
 
 class Loop:
@@ -96,3 +101,36 @@ def test_bursts_of_waiting_count_in_full() -> None:
 )
 def test_short_epoch_is_observed_once_and_then_replayed(batches: int | None, steps: int) -> None:
     assert steps_of(50, batches) == steps
+
+
+class Counting:
+    """A batch sampler of the user's, which counts the calls of its length."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return iter([[0, 1], [2, 3]])
+
+    def __len__(self) -> int:
+        self.asked += 1
+        return 2
+
+
+class Endless(data.IterableDataset):  # type: ignore[type-arg]
+    def __iter__(self) -> Iterator[int]:
+        return itertools.count()
+
+    def __len__(self) -> int:
+        return 8
+
+
+def test_length_of_an_epoch_is_known_from_torchs_own_samplers_alone() -> None:
+    for options in ({}, {"shuffle": True}):
+        assert Source.of(iter(data.DataLoader(range(8), batch_size=2, **options))).batches == 4
+    assert Source.of(iter(data.DataLoader(Endless(), batch_size=2))).batches is None
+    sampler = Counting()
+    iterator = iter(data.DataLoader(range(8), batch_sampler=sampler))
+    sampler.asked = 0
+    assert Source.of(iterator).batches is None
+    assert sampler.asked == 0

@@ -47,13 +47,15 @@ class Source:
 
 
 def _batches(iterator: Any) -> int | None:
-    """Returns the number of batches of an iterator's epoch. Returns None for an iterable dataset, whose length may be
-    wrong, and for a sampler without a length."""
-    from torch.utils.data import IterableDataset
+    """Returns the number of batches of an iterator's epoch; None if unknown. Does not ask a user's sampler, whose
+    `__len__` may draw random numbers."""
+    from torch.utils.data import BatchSampler
 
-    if isinstance(iterator._dataset, IterableDataset):  # noqa: SLF001
+    sampler = iterator._index_sampler  # noqa: SLF001
+    innermost = sampler.sampler if type(sampler) is BatchSampler else sampler
+    if not type(innermost).__module__.startswith("torch.utils.data."):
         return None
     try:
-        return len(iterator._index_sampler)  # noqa: SLF001
-    except Exception:  # the user's sampler
+        return len(sampler)
+    except Exception:  # an iterable dataset's sampler, or the user's dataset, has no length
         return None

@@ -128,13 +128,12 @@ class Analysis:
     def own_cpus(self) -> float:
         """The mean number of CPUs that this run kept busy from its first to its last batch."""
         within = [r for r in self.readings if (self.first_batch_at or 0.0) <= r.at <= self.last_batch_at]
-        seconds = within[-1].at - within[0].at if within else 0.0
-        used = (
-            sum(max(0.0, t - within[0].cpu.get(role, 0.0)) for role, t in within[-1].cpu.items())
-            if within
-            else 0.0
+        if len(within) < 2:
+            return 0.0
+        first, last = within[0], within[-1]
+        return sum(max(0.0, t - first.cpu.get(role, 0.0)) for role, t in last.cpu.items()) / (
+            last.at - first.at
         )
-        return used / seconds if seconds else 0.0
 
     @property
     def most_cpus(self) -> float:
