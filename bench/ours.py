@@ -28,10 +28,11 @@ from bench import (
     raydata_trainers,
     samplers,
     tables,
+    tls_proxy,
     transport,
 )
 from bench.raybox import SCRATCH
-from bench.service import need, service
+from bench.service import directly, need, service
 from bench.work import KINDS, Contents, Proof, sums
 
 _SPARE_NBYTES = 256_000_000
@@ -179,16 +180,22 @@ def b2_transport(case: transport.Case) -> dict[str, Any]:
         return transport.result(case, number - first, cpu_s, wall_s, load, proof)
 
 
-def b15_links(case: links.Case, *, tls: bool = False) -> dict[str, Any]:
-    """Reads the CPU of the receiver, as in B2. There is no checksum, because no peer has one."""
+def b15_links(case: links.Case, *, tls: bool = False, proxies: bool = False) -> dict[str, Any]:
+    """Reads the CPU of the receiver, as in B2. There is no checksum, because no peer has one.
+
+    With `proxies`, batches pass through stunnel. Its process on the receiver's side counts as a receiver.
+    """
     window = min(case.depth + 2, 200)
     room = 4 * window * case.nbytes + _SPARE_NBYTES
     with contextlib.ExitStack() as stack:
-        command, host = [sys.executable, "-m", "dataloaderjob.feeder.host"], "127.0.0.1"
+        command, host = [sys.executable, "-m", "dataloaderjob.feeder.host"], tls_proxy.LOOPBACK
+        through: tls_proxy.TlsProxies | None = None
         if case.paced_mb:
             command = [sys.executable, "-m", "bench.paced_feeder", str(int(case.paced_mb * 1e6))]
         if case.gbit:
             namespace, host = stack.enter_context(links.link(case.gbit)), links.FAR
+            if proxies:
+                through, host = tls_proxy.TlsProxies(namespace, stack), tls_proxy.LOOPBACK
             command = ["ip", "netns", "exec", namespace, *command]
         running = stack.enter_context(
             service(
@@ -198,13 +205,18 @@ def b15_links(case: links.Case, *, tls: bool = False) -> dict[str, Any]:
                 host=host,
                 feeder_command=command,
                 tls=tls,
+                relay=through.relay if through else directly,
             )
         )
         from dataloaderjob import DataLoader
 
         loader = DataLoader(_Bodies(case.nbytes), batch_size=None)
         stream = iter(loader)
-        found = links.measure(lambda: next(stream).numpy(), case, running.receivers)
+
+        def receivers() -> list[int]:
+            return [*running.receivers(), *(through.near_pids if through else ())]
+
+        found = links.measure(lambda: next(stream).numpy(), case, receivers)
         _no_copies(loader)
         return found
 

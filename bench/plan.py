@@ -73,8 +73,8 @@ FEEDERS = (8, 64, 256)
 LINK_ROUNDS = 3
 PACED_MB = 20.0
 RANKS = 8
-UNDER_TLS = "ours under TLS"
-LINK_PEERS = (UNDER_TLS, FLIGHT, "pyzmq", RAY_COPY_FAR)
+UNDER_TLS, THROUGH_STUNNEL = "ours under TLS", "ours through stunnel"
+LINK_PEERS = (UNDER_TLS, THROUGH_STUNNEL, FLIGHT, "pyzmq", RAY_COPY_FAR)
 RAY_DATA: tuple[dict[str, Any], ...] = tuple(
     {"trainers": trainers, "elsewhere": elsewhere, "small_blocks": small_blocks}
     for elsewhere, small_blocks in ((False, False), (False, True), (True, False))

@@ -16,7 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -79,6 +79,11 @@ def _children(pid: int) -> list[int]:
     return [p.pid for p in psutil.Process(pid).children()]
 
 
+def directly(host: str, port: int) -> tuple[str, int]:
+    """Returns a feeder's own address."""
+    return host, port
+
+
 @contextlib.contextmanager
 def service(
     *,
@@ -91,12 +96,14 @@ def service(
     feeder_env: Mapping[str, str] = MappingProxyType({}),
     same_machine: bool = False,
     tls: bool = False,
+    relay: Callable[[str, int], tuple[str, int]] = directly,
 ) -> Iterator[Service]:
     """Starts feeders and a sidecar, points `dataloaderjob.DataLoader` in this process at it, and ends them by pid.
 
     `host` is the feeders' address, and `processes` the number of trainers that the sidecar serves. `feeder_env` is
     added to the environment of user code. With `same_machine`, batches arrive by shared memory, not over TCP as from
-    another machine. With `tls`, TCP connections are under TLS.
+    another machine. With `tls`, TCP connections are under TLS. `relay` maps a feeder's address to that at which the
+    sidecar connects.
     """
     need("dataloaderjob.trainer.loader", "dataloaderjob.sidecar.__main__", "dataloaderjob.feeder.host")
     from dataloaderjob.core import handshake
@@ -127,7 +134,7 @@ def service(
             started.append(_start(feeder_command, path, feeder_env))
         for i, process in enumerate(started):
             ready = _first_line(process)
-            endpoints.append((f"feeder-{i}", ready["instance"], ready["host"], ready["port"]))
+            endpoints.append((f"feeder-{i}", ready["instance"], *relay(ready["host"], ready["port"])))
         sidecar_settings = SidecarSettings(
             job="bench", socket=str(home / "s"), key_path=str(key), blobs=str(home / "blobs"),
             feeders=tuple(endpoints), shared_memory_nbytes=shared_memory_nbytes, processes=processes,

@@ -1,4 +1,5 @@
-"""Peers of B15: Arrow Flight, pyzmq and ray.get, with senders at the far end of a link; and ours under TLS."""
+"""Peers of B15: Arrow Flight, pyzmq and ray.get, with senders at the far end of a link; and ours under TLS
+or through a TLS proxy."""
 
 from __future__ import annotations
 
@@ -98,8 +99,15 @@ def under_tls(case: Case) -> dict[str, Any]:
     return b15_links(case, tls=True)
 
 
+def through_proxies(case: Case) -> dict[str, Any]:
+    from bench.ours import b15_links
+
+    return b15_links(case, proxies=True)
+
+
 PEERS = {
     "ours under TLS": under_tls,
+    "ours through stunnel": through_proxies,
     "Arrow Flight": flight,
     "pyzmq": pyzmq,
     "ray.get with copy, two raylets": ray_get,
