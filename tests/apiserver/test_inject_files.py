@@ -15,9 +15,8 @@ from injecting import FILES, JOB_FILE
 from other_kinds import definition
 
 from apiserver import ApiServer, Refused
-from dataloaderjob.api.load import parse_jobs
 from dataloaderjob.api.pod_templates import pod_templates
-from dataloaderjob.local.injecting import Request, injected_text
+from dataloaderjob.local.injecting import Request, injected_text, jobs_in
 
 TEAM = "injected-files"
 FOREIGN = {
@@ -53,7 +52,7 @@ def foreign(server: ApiServer) -> Iterator[ApiServer]:
 def injected(text: str, path: Path) -> str:
     job = "bert" if path.name == "training-runtime.yaml" else None
     request = Request(source=path.name, manifest=JOB_FILE.name, job=job)
-    return injected_text(text, request, parse_jobs(JOB_FILE.read_text(), JOB_FILE.name)).text
+    return injected_text(text, request, jobs_in(JOB_FILE.read_text(), JOB_FILE.name)).text
 
 
 def dry_run(server: ApiServer, thing: dict[str, Any], namespace: str = TEAM) -> dict[str, Any]:

@@ -75,6 +75,9 @@ PODS = {
     "with annotations": {
         **pod(), "metadata": {"labels": {"dataloading.dev/inject": "bert"}, "annotations": {"a/b": "c"}},
     },
+    "with a GPU beside none": pod(
+        container("a", **requesting(nvidia_com__gpu="0")), container("b", **requesting(nvidia_com__gpu="1")),
+    ),
     "on the node's network": pod(hostNetwork=True, dnsPolicy="ClusterFirstWithHostNet"),
     "as a file of a user": yaml.safe_load((FOLDER / "restricted.yaml").read_text()),
 }  # fmt: skip
@@ -119,6 +122,11 @@ REFUSED = {
         volumes=[{"name": "d", "emptyDir": {}}],
     ),
     "the sidecar's name": pod(container("dataloaderjob-sidecar")),
+    "the sidecar's volume": pod(volumes=[{"name": "dataloaderjob-run", "emptyDir": {}}]),
+    "the node's DNS by name": pod(dnsPolicy="Default"),
+    "the sidecar's port": pod(container("a", ports=[{"containerPort": 9400}])),
+    "Windows": pod(os={"name": "windows"}),
+    "two, and no GPU": pod(container("a", **requesting(nvidia_com__gpu="0")), container("b")),
 }  # fmt: skip
 
 

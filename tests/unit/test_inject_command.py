@@ -141,6 +141,14 @@ ON_OBJECT = {
     "spec": {"template": {"spec": {"containers": [container("a")]}}},
 }  # fmt: skip
 NOTICES = {
+    "an unknown kind with an image": (
+        {"apiVersion": "sparkoperator.k8s.io/v1beta2", "kind": "SparkApplication", "spec": {"image": "spark:4"}},
+        "SparkApplication of sparkoperator.k8s.io/v1beta2 is left unchanged, because the place",
+    ),
+    "a cron workflow": (
+        {"apiVersion": "argoproj.io/v1alpha1", "kind": "CronWorkflow", "spec": {}},
+        "left unchanged: its templates are not pod templates",
+    ),
     "an unknown kind with containers": (SET, "line 1: PodSet of acme.dev/v1 is left unchanged, because the place"),
     "a TrainJob": (TRAIN, "line 1: TrainJob of trainer.kubeflow.org/v1alpha1 is left unchanged: its pods come from a"),
     "a label of the object": (
@@ -177,9 +185,30 @@ ERRORS: dict[str, tuple[list[Any], tuple[str, ...], str]] = {
         [{**pod(), "metadata": {**LABELED["metadata"], "namespace": "b"}}], ("a",),
         "the pods are in namespace b, but DataLoaderJob bert is in a",
     ),
+    "a label that is a number": (
+        [{**pod(), "metadata": {"labels": {"dataloading.dev/inject": 83}}}], (),
+        "line 5: the label dataloading.dev/inject is 83, not the name of a job: write the name, in quotes",
+    ),
+    "a list of objects": ([[pod(), pod()]], (), "line 1: a list of objects is left unchanged: make it the items of"),
+    "only pods that the cluster injects": (
+        [{"apiVersion": "argoproj.io/v1alpha1", "kind": "Workflow", "spec": {"templates": [LABELED]}}], (),
+        "Workflow of argoproj.io/v1alpha1 is left unchanged: the cluster injects its pods when it creates them",
+    ),
+    "a field of a wrong type": (
+        [pod(container("a", resources=["cpu"]))], (), "resources of the container a must be a mapping",
+    ),
+    "runtime without jobs": (
+        [{
+            "apiVersion": "trainer.kubeflow.org/v1alpha1", "kind": "TrainingRuntime",
+            "spec": {
+                "template": {"spec": {"replicatedJobs": [None, 3, {"template": {"spec": {"template": LABELED}}}]}}
+            },
+        }], (), "the pod has no spec.containers",
+    ),
     "which container": ([pod(), TWO], (), "line 11, the pod: the pod has the containers a, b, and none requests"),
     "a wrong amount": (
-        [pod(container("a", resources={"limits": {"cpu": "much", "memory": "1"}}))], (), "use a quantity",
+        [pod(container("a", resources={"limits": {"cpu": "much", "memory": "1"}}))], (),
+        "limits.cpu of the container a: found 'much'",
     ),
     "in a template": (
         [{"apiVersion": "apps/v1", "kind": "Deployment", "spec": {"template": {**LABELED, "spec": TWO["spec"]}}}], (),
@@ -208,7 +237,7 @@ def test_error_names_file_line_and_path_and_nothing_is_written(
 
 BAD = {
     "no YAML": ("a: [", "not YAML"),
-    "a key twice": ("kind: Pod\nkind: Pod\n", "a second time"),
+    "a key twice": (yaml.safe_dump(pod()) + "kind: Pod\n", "a second time"),
     "UTF-16": ("kind: Pod".encode("utf-16"), "UTF-16"),
     "aliases without end": ("a: &a [" + "1," * 400 + "]\nb: &b [" + "*a," * 400 + "]\n", "fewer aliases"),
 }
@@ -232,6 +261,11 @@ def test_unreadable_file_is_an_error(
         (("-f", "-", "-j", JOB_FILE, "--in-place"), "--in-place changes the file"),
         (("-f", FILES[0], "-j", JOB_FILE, "--in-place", "-o", "x"), "--in-place changes the file"),
         (("-f", FILES[0]), "has no DataLoaderJob: give the job's manifest with -j"),
+        (
+            ("-f", FILES[0], "-j", JOB_FILE, "-o", "missing/x"),
+            "missing/x cannot be written (No such file or directory)",
+        ),
+        (("-f", FILES[0], "-j", JOB_FILE, "-o", ""), "an empty name cannot be written"),
     ],
 )
 def test_wrong_words_are_an_error(words: Any, message: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -253,3 +287,104 @@ def test_accelerator_decides_between_two_containers(
     thing = pod(container("a"), container("b", **requesting(nvidia_com__gpu="1")))
     made = yaml.safe_load(run("-f", write(tmp_path, thing), "-j", JOB_FILE, capsys=capsys))
     assert ["env" in c for c in made["spec"]["containers"]] == [False, True]
+
+
+README_STYLE = """\
+apiVersion: batch/v1
+kind: Job
+metadata: {name: t}   # the job
+spec:
+  template:
+    metadata: {labels: {dataloading.dev/inject: bert}}   # this line
+    spec: {restartPolicy: Never, containers: [
+      # the one that trains
+      {name: train, image: "acme:1", args: [--map, 22:22, '+.5'], env: [{name: START, value: 22:30}]}  # args
+    ]}
+"""
+
+
+def test_braces_keep_comments_and_values_as_written(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "job.yaml"
+    path.write_text(README_STYLE)
+    once = run("-f", path, "-j", JOB_FILE, capsys=capsys)
+    left = iter(once)
+    assert all(character in left for character in README_STYLE), "characters are only added"
+    assert [len(found) for found in sidecars(once)] == [1]
+    path.write_text(once)
+    assert run("-f", path, "-j", JOB_FILE, capsys=capsys) == once
+
+
+CONFIG = """\
+kind: ConfigMap
+apiVersion: v1
+data:
+  9000: default/svc:9000
+  on: =
+  a: x\t# tab
+---
+"""
+
+
+def test_other_documents_pass_whatever_their_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "all.yaml"
+    path.write_text(CONFIG + (FOLDER / "cronjob.yaml").read_text())
+    assert run("-f", path, "-j", JOB_FILE, capsys=capsys).startswith(CONFIG)
+
+
+def test_jobs_in_a_list_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = yaml.safe_load(JOB_FILE.read_text())
+    together = {"apiVersion": "v1", "kind": "List", "items": [job, pod()]}
+    alone = {"apiVersion": "v1", "kind": "List", "items": [{**job, "metadata": {"name": "gpt"}}, job]}
+    made = run("-f", write(tmp_path, together), capsys=capsys)
+    assert [len(found) for found in sidecars(made)] == [1]
+    jobs = write(tmp_path, alone, name="jobs.yaml")
+    assert sidecars(run("-f", write(tmp_path, pod()), "-j", jobs, capsys=capsys))[0]
+
+
+def test_one_of_two_jobs_of_a_name_is_not_guessed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    job = yaml.safe_load(JOB_FILE.read_text())
+    two = [{**job, "metadata": {**job["metadata"], "namespace": name}} for name in "ab"]
+    jobs = write(tmp_path, *two, name="jobs.yaml")
+    assert "namespaces: a, b" in refused("-f", write(tmp_path, pod()), "-j", jobs, capsys=capsys)
+    placed = pod()
+    placed["metadata"] = {**placed["metadata"], "namespace": "b"}
+    assert sidecars(run("-f", write(tmp_path, placed), "-j", jobs, capsys=capsys))[0]
+
+
+def test_pods_of_a_pod_list_need_no_kind(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    item = {name: value for name, value in pod().items() if name not in ("apiVersion", "kind")}
+    path = write(tmp_path, {"apiVersion": "v1", "kind": "PodList", "items": [item]})
+    assert [len(found) for found in sidecars(run("-f", path, "-j", JOB_FILE, capsys=capsys))] == [1]
+
+
+def test_json_with_tabs_and_several_values_is_injected(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    first = {**pod(), "note": "\U0001f680 \x7f", "periodSeconds": 10.0}
+    text = json.dumps(first, indent="\t").replace("10.0", "1e1") + "\n" + json.dumps(pod()) + "\n"
+    path = tmp_path / "pods.json"
+    path.write_text(text)
+    once = run("-f", path, "-j", JOB_FILE, capsys=capsys)
+    left = iter(once)
+    assert all(character in left for character in text)
+    decoder = json.JSONDecoder()
+    one, end = decoder.raw_decode(once)
+    two, _ = decoder.raw_decode(once, end + 1)
+    assert one["note"] == first["note"]
+    assert [len(made["spec"]["initContainers"]) for made in (one, two)] == [1, 1]
+    path.write_text(once)
+    assert run("-f", path, "-j", JOB_FILE, capsys=capsys) == once
+
+
+def test_output_to_a_pipe_is_written_into_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    try:
+        run("-f", write(tmp_path, pod()), "-j", JOB_FILE, "-o", pipe, capsys=capsys)
+        assert sidecars(os.read(reader, 1 << 16).decode())[0]
+    finally:
+        os.close(reader)
+    assert pipe.is_fifo()

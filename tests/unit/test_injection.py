@@ -127,6 +127,33 @@ REFUSED = {
         pod(container("a", volumeMounts=[{"name": "v", "mountPath": "/run/dataloaderjob/"}])), {}, "mount it elsewhere",
     ),
     "the node's DNS": (pod(hostNetwork=True), {}, "set dnsPolicy to ClusterFirstWithHostNet"),
+    "the node's DNS by name": (pod(dnsPolicy="Default"), {}, "set dnsPolicy to ClusterFirst"),
+    "Windows": (pod(os={"name": "windows"}), {}, "use Linux nodes"),
+    "the port of the metrics": (
+        pod(container("a", ports=[{"containerPort": 9400}])), {}, "set spec.sidecar.metricsPort of the DataLoaderJob",
+    ),
+    "a volume of the user's with the sidecar's name": (
+        pod(volumes=[{"name": "dataloaderjob-run", "hostPath": {"path": "/nvme"}}]), {}, "rename it in the pod",
+    ),
+    "an init container of the user's with the sidecar's name": (
+        pod(initContainers=[container(SIDECAR)]), {}, "already has its own dataloaderjob-sidecar",
+    ),
+    "two, and one requests no devices": (
+        pod(container("a"), container("b", **requesting(nvidia_com__gpu="0"))), {}, "none requests an accelerator",
+    ),
+    "resources are a list": (
+        pod(container("a", resources=["cpu"])), {}, "resources of the container a must be a mapping",
+    ),
+    "limits are a text": (
+        pod(container("a", resources={"limits": "1"})), {}, "limits of the resources of the container a",
+    ),
+    "a wrong amount": (
+        pod(container("a", resources={"limits": {"cpu": "1K"}})), {}, "limits.cpu of the container a: found '1K'",
+    ),
+    "annotations are a list": (
+        {**pod(), "metadata": {"annotations": ["a"]}}, {}, "annotations of the pod's metadata must be a mapping",
+    ),
+    "a name is a number": (pod(volumes=[{"name": 1}]), {}, "each name in volumes of spec must be a string"),
     "the sidecar is no init container": (pod(container(SIDECAR), container("a")), {}, "remove it from spec.containers"),
     "no containers": ({"spec": {}}, {}, "no spec.containers"),
     "no spec": ({}, {}, "no spec.containers"),

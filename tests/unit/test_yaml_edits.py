@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import json
 from typing import Any
 
 import hypothesis.strategies as st
@@ -11,8 +10,8 @@ import pytest
 import yaml
 from hypothesis import given
 
-from dataloaderjob.api.load import Loader
-from dataloaderjob.api.yaml_edits import CannotEdit, edited, edited_json
+from dataloaderjob.api.documents import Document, Loader, Part, parsed, parts
+from dataloaderjob.api.yaml_edits import CannotEdit, edited
 
 TEXT = """\
 # first
@@ -38,8 +37,14 @@ DATA: dict[str, Any] = {
 }
 
 
+def documents_of(text: str) -> tuple[Part, list[Document]]:
+    (found,) = parsed(text, "")
+    return found
+
+
 def change(text: str, *wanted: Any) -> str:
-    return edited(text, wanted, Loader)
+    part, found = documents_of(text)
+    return text[: part.start] + edited(part, found, wanted) + text[part.start + len(part.text) :]
 
 
 def put(path: tuple[Any, ...], value: Any) -> dict[str, Any]:
@@ -78,8 +83,7 @@ CASES: dict[str, tuple[dict[str, Any], str, str]] = {
         with_list(X, {**Y, "more": "1e5"}), "# kept\n", "# kept\n    more: '1e5'\n",
     ),
     "a flow mapping": (
-        put(("list", 1, "value"), {"flow": "1", "b": True}), ' {flow: "1"}   # kept\n',
-        "   # kept\n      flow: '1'\n      b: true\n",
+        put(("list", 1, "value"), {"flow": "1", "b": True}), '{flow: "1"}', '{flow: "1", b: true}',
     ),
 }  # fmt: skip
 
@@ -109,16 +113,83 @@ def test_alias_whose_anchor_changes_alike_is_kept() -> None:
 @pytest.mark.parametrize(
     ("text", "wanted", "line"),
     [
-        ("one: &x\n  a: 1\ntwo: *x\n", {"one": {"a": 2}, "two": {"a": 1}}, ""),
-        ("one: &x\n  a: 1\ntwo: *x\n", {"one": {"a": 1}, "two": {"a": 2}}, "line 3: "),
-        ("one: &x [1]\ntwo:\n- 1\n- *x\n", {"one": [1], "two": [2, [1]]}, "line 3: "),
-        ("b: &b {a: 1, c: 2}\nm:\n  <<: *b\n", {"b": {"a": 1, "c": 2}, "m": {"a": 1}}, ""),
+        ("one: &x\n  a: 1\ntwo: *x\n", {"one": {"a": 2}, "two": {"a": 1}}, 2),
+        ("one: &x\n  a: 1\ntwo: *x\n", {"one": {"a": 1}, "two": {"a": 2}}, 3),
+        ("one: &x [1]\ntwo:\n- 1\n- *x\n", {"one": [1], "two": [1, [2]]}, 4),
+        ("one: &x [1]\ntwo: [1, *x]\n", {"one": [1], "two": [1, [2]]}, 2),
+        ("b: &b {a: 1, c: 2}\nm:\n  <<: *b\n", {"b": {"a": 1, "c": 2}, "m": {"a": 1}}, 1),
     ],
-    ids=["its anchor changes", "it changes", "in a list", "a merged key is removed"],
+    ids=["its anchor changes", "it changes", "in a list", "in brackets", "a merged key is removed"],
 )
-def test_alias_that_cannot_follow_is_refused_with_its_line(text: str, wanted: Any, line: str) -> None:
-    with pytest.raises(CannotEdit, match=f"^{line}write out the part that an alias"):
+def test_alias_that_cannot_follow_is_refused_with_its_line(text: str, wanted: Any, line: int) -> None:
+    with pytest.raises(CannotEdit, match=f"^line {line}: write out the part that an alias"):
         change(text, wanted)
+
+
+ALIASED = {
+    "as the last value": (
+        "r:\n  a: &x\n    b: 1\n  c: *x\n",
+        ("r", "d"),
+        "r:\n  a: &x\n    b: 1\n  c: *x\n  d: new\n",
+    ),
+    "as the last item": ("k: &x\n  b: 1\nr:\n- 1\n- *x\n", ("r", 2), "k: &x\n  b: 1\nr:\n- 1\n- *x\n- new\n"),
+    "an anchor of a list": ("r: &x\n  - 1\nk: 2\n", ("r", 1), "r: &x\n  - 1\n  - new\nk: 2\n"),
+    "an anchor of an item": (
+        "r:\n  - &x\n    b: 1\nk: *x\n",
+        ("r", 1),
+        "r:\n  - &x\n    b: 1\n  - new\nk: *x\n",
+    ),
+    "a comment after a dash": ("r:\n  - # one\n    b: 1\n", ("r", 1), "r:\n  - # one\n    b: 1\n  - new\n"),
+    "an anchor in braces": ("r: &x {b: 1}\nk: [*x]\n", ("k", 1), "r: &x {b: 1}\nk: [*x, new]\n"),
+}
+
+
+@pytest.mark.parametrize(("text", "path", "expected"), ALIASED.values(), ids=ALIASED)
+def test_addition_beside_anchors_and_aliases_keeps_them(
+    text: str, path: tuple[Any, Any], expected: str
+) -> None:
+    wanted = copy.deepcopy(yaml.safe_load(text))
+    owner = wanted[path[0]]
+    if isinstance(owner, list):
+        owner.append("new")
+    else:
+        owner[path[1]] = "new"
+    assert change(text, wanted) == expected
+
+
+FLOW = {
+    "braces": ("{a: 22:30, b: 1}", lambda d: {**d, "z": "+.5"}, "{a: 22:30, b: 1, z: '+.5'}"),
+    "a trailing comma": ("{a: 0o17,}", lambda d: {**d, "z": 1}, "{a: 0o17, z: 1,}"),
+    "empty braces": ("m: {a: {}, b: 1e1}", lambda d: {"m": {**d["m"], "a": {"z": 1}}}, "m: {a: {z: 1}, b: 1e1}"),
+    "no value": ("m: {a, b: 1}", lambda d: {"m": {**d["m"], "a": 2}}, "m: {a: 2, b: 1}"),
+    "brackets, in front": ("l: [\"+.5\", '1']", lambda d: {"l": ["z", *d["l"]]}, "l: [z, \"+.5\", '1']"),
+    "brackets, at the end": ("l: [a]  # c", lambda d: {"l": ["a", "b, c"]}, "l: [a, 'b, c']  # c"),
+    "comments between": (
+        "l: [\n  a,  # one\n  b  # two\n]\n", lambda d: {"l": ["a", "z", "b"]},
+        "l: [\n  a,\n  z,  # one\n  b  # two\n]\n",
+    ),
+    "the first fewer": ("l: [a, 22:22, b]", lambda d: {"l": d["l"][1:]}, "l: [22:22, b]"),
+    "the last fewer": ("l: [a, 22:22, b]", lambda d: {"l": d["l"][:2]}, "l: [a, 22:22]"),
+    "all but one": ("m: {a: 1, b: 12:30, c: 3,}", lambda d: {"m": {"b": d["m"]["b"]}}, "m: {b: 12:30,}"),
+    "others": ("m: {a: 1, b: 2}", lambda d: {"m": {"c": 3}}, "m: {c: 3}"),
+    "inner": ("p: {l: [{name: a}, {name: b, v: 0b1}]}", lambda d: {"p": {"l": [{"name": "a", "z": 1}, d["p"]["l"][1]]}},
+              "p: {l: [{name: a, z: 1}, {name: b, v: 0b1}]}"),
+    "JSON": ('{"a": 1e1, "b": ["\\ud83d\\ude80"]}', lambda d: {**d, "z": {"x": "1"}},
+             '{"a": 1e1, "b": ["\\ud83d\\ude80"], "z": {"x": "1"}}'),
+    "JSON of several lines": ('{\n\t"a": 1,\n\t"b": []\n}\n', lambda d: {**d, "b": [{"x": "1"}]},
+             '{\n\t"a": 1,\n\t"b": [\n\t\t{\n\t\t\t"x": "1"\n\t\t}\n\t]\n}\n'),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "change_of", "expected"), FLOW.values(), ids=FLOW)
+def test_change_between_braces_keeps_all_other_characters(text: str, change_of: Any, expected: str) -> None:
+    (document,) = documents_of(text)[1]
+    assert change(text, change_of(document.data)) == expected
+
+
+def test_tabs_between_words_are_read_and_kept() -> None:
+    text = "a:\t1\t# one\nb: [x]\t\n"
+    assert change(text, {"a": 1, "b": ["x", "z"]}) == "a:\t1\t# one\nb: [x, z]\t\n"
 
 
 def test_merged_key_is_overridden_in_its_own_mapping() -> None:
@@ -127,17 +198,17 @@ def test_merged_key_is_overridden_in_its_own_mapping() -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["1e5", "12e3", "0o17", "0x1F", "1_000", "y", "No", "on", ".5", "12:30:45", "~", ""]
+    "text", ["1e5", "12e3", "0o17", "0x1F", "1_000", "y", "No", "on", ".5", "-.5", "12:30:45", "~", ""]
 )
 def test_string_that_another_reader_takes_for_a_number_is_quoted(text: str) -> None:
     made = change("a: 1\n", {"a": 1, "b": text})
     assert made.splitlines()[1] == f"b: '{text}'"
 
 
-def test_json_keeps_its_indentation() -> None:
-    text = json.dumps({"a": [1, {"b": 2}]}, indent=3)
-    assert edited_json(text, {"a": [1, {"b": 3}]}) == text.replace("2", "3")
-    assert edited_json('{"a": 1}\n', {"a": 2}) == '{"a": 2}\n'
+def test_json_values_in_a_row_are_separate_parts() -> None:
+    text = '{"a": 1}\n\n{"b": 2} '
+    assert [text[part.start :][: len(part.text)] for part in parts(text)] == ['{"a": 1}', '{"b": 2}']
+    assert len(parts("{a: 1}\n---\n{b: 2}\n")) == 1
 
 
 names = st.sampled_from(["name", "a", "b", "mountPath", "c d", "1"])
@@ -178,3 +249,23 @@ def test_additions_keep_every_line_and_every_comment(before: Any, more: Any, dat
             if yaml.safe_load(with_comment) == document:  # otherwise the line lies within a string
                 text = with_comment
     assert change(text, {**document, "more": more}).startswith(text)
+
+
+def is_spread_over(text: str, longer: str) -> bool:
+    """Whether all characters of a text occur in a longer one, in their order."""
+    left = iter(longer)
+    return all(character in left for character in text)
+
+
+@given(before=st.dictionaries(names, values, min_size=1), more=values, data=st.data())
+def test_additions_between_braces_only_insert_characters(before: Any, more: Any, data: st.DataObject) -> None:
+    text = yaml.safe_dump(before, default_flow_style=True, width=data.draw(st.sampled_from([10, 1000])))
+    wanted = copy.deepcopy(before)
+    owners = [wanted, *(value for value in wanted.values() if value and isinstance(value, dict | list))]
+    owner = data.draw(st.sampled_from(owners))
+    if isinstance(owner, list):
+        owner.append(more)
+    else:
+        owner["a new key"] = more
+    made = change(text, wanted)
+    assert is_spread_over(text.rstrip("\n"), made)

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dataloaderjob.api.base import Quantity
 from dataloaderjob.api.job import GROUP, DataLoaderJob
 from dataloaderjob.api.plain import Object, same_amounts
 from dataloaderjob.api.sidecar import (
@@ -145,10 +146,11 @@ def inject(pod: Mapping[str, Any], wanted: Injection) -> dict[str, Any]:
     made = copy.deepcopy(dict(pod))
     if is_current(made, wanted):
         return made
-    remove(made)
+    if was_injected(made):
+        remove(made)
     spec = _spec(made)
     trainer = trainer_of(spec, wanted.container)
-    _check(spec, trainer)
+    _check(spec, trainer, wanted.sidecar.metrics_port)
     sidecar = sidecar_container(wanted.sidecar, spec)
     metadata = made.get("metadata") or {}
     annotations = {**(metadata.get("annotations") or {}), ANNOTATION: wanted.digest}
@@ -156,7 +158,7 @@ def inject(pod: Mapping[str, Any], wanted: Injection) -> dict[str, Any]:
     spec["initContainers"] = [sidecar, *(spec.get("initContainers") or ())]
     spec["volumes"] = [*(spec.get("volumes") or ()), *(copy.deepcopy(dict(v)) for v in wanted.volumes)]
     trainer["volumeMounts"] = [*(trainer.get("volumeMounts") or ()), dict(RUN)]
-    theirs = trainer.get("env") or []
+    theirs = [v for v in trainer.get("env") or () if v.get("name") != SOCKET_VARIABLE]
     named = {variable.get("name") for variable in theirs}
     ours = [variable for variable in _environment(wanted.env) if variable["name"] not in named]
     trainer["env"] = [*ours, *theirs]
@@ -213,10 +215,18 @@ def is_current(pod: Object, wanted: Injection) -> bool:
     )
 
 
+def was_injected(pod: Object) -> bool:
+    """Checks whether a pod has the parts of an injection. Otherwise, parts of the same names are the user's. Some
+    controllers drop the annotation."""
+    spec, annotations = _spec(pod), (pod.get("metadata") or {}).get("annotations") or {}
+    sidecars = [c for c in spec.get("initContainers") or () if c.get("name") == SIDECAR]
+    return ANNOTATION in annotations or any(RUN_VOLUME in _mounts(container) for container in sidecars)
+
+
 def remove(pod: dict[str, Any]) -> None:
     """Removes an injection and keeps everything else."""
     spec = _spec(pod)
-    was_injected = any(c.get("name") == SIDECAR for c in spec.get("initContainers") or ())
+    has_sidecar = any(c.get("name") == SIDECAR for c in spec.get("initContainers") or ())
     spec_lists = {
         "initContainers": lambda c: c.get("name") != SIDECAR,
         "volumes": lambda v: v.get("name") not in VOLUMES,
@@ -229,7 +239,7 @@ def remove(pod: dict[str, Any]) -> None:
     for container in spec["containers"]:
         _filter(container, "volumeMounts", lambda mount: mount.get("name") not in VOLUMES)
         if names := [variable.get("name") for variable in container.get("env") or ()]:
-            ours = _injected_variables(names) if was_injected else 0
+            ours = _injected_variables(names) if has_sidecar else 0
             kept = [v for v in container["env"][ours:] if v.get("name") != SOCKET_VARIABLE]
             _replace(container, "env", kept)
 
@@ -289,25 +299,46 @@ def trainer_of(spec: Object, name: str | None) -> dict[str, Any]:
 def _devices(container: Object) -> Iterator[str]:
     """Yields the accelerators that a container requests."""
     asked = container.get("resources") or {}
-    for name in {**(asked.get("requests") or {}), **(asked.get("limits") or {})}:
+    amounts = [*(asked.get("requests") or {}).items(), *(asked.get("limits") or {}).items()]
+    for name in {name: None for name, amount in amounts if Quantity(str(amount or 0)) != Quantity("0")}:
         domain, slash, _ = str(name).rpartition("/")
         if slash and not any(domain == free or domain.endswith(f".{free}") for free in DEVICE_FREE):
             yield name
 
 
-def _check(spec: Object, trainer: Object) -> None:
+def _check(spec: Object, trainer: Object, metrics_port: int) -> None:
     """Raises CannotInject if the pod's own settings conflict with an injected part."""
+    own = [v["name"] for v in spec.get("volumes") or () if v.get("name") in VOLUMES]
+    own += [c["name"] for c in spec.get("initContainers") or () if c.get("name") == SIDECAR]
+    if own:
+        raise CannotInject(
+            f"the pod already has its own {own[0]}, a name that is reserved for the sidecar: rename it in the pod"
+        )
     for mount in trainer.get("volumeMounts") or ():
         if str(mount.get("mountPath")).rstrip("/") == RUN_FOLDER:
             raise CannotInject(
                 f"the container {trainer.get('name')} mounts {mount.get('name')} at {RUN_FOLDER}, which is "
                 "reserved for the sidecar: mount it elsewhere"
             )
-    if spec.get("hostNetwork") and spec.get("dnsPolicy") in (None, "ClusterFirst"):
+    dns = spec.get("dnsPolicy") or "ClusterFirst"
+    if spec.get("hostNetwork") and dns == "ClusterFirst":
         raise CannotInject(
             "the pod has hostNetwork and therefore uses the node's DNS, which does not know the job's "
             "Services: set dnsPolicy to ClusterFirstWithHostNet"
         )
+    if dns == "Default":
+        raise CannotInject(
+            "the pod has dnsPolicy Default and therefore uses the node's DNS, which does not know the job's "
+            "Services: set dnsPolicy to ClusterFirst, or to ClusterFirstWithHostNet with hostNetwork"
+        )
+    if (spec.get("os") or {}).get("name") == "windows":
+        raise CannotInject("the pod runs on Windows, but the sidecar runs on Linux: use Linux nodes")
+    for container in spec["containers"]:
+        if any(port.get("containerPort") == metrics_port for port in container.get("ports") or ()):
+            raise CannotInject(
+                f"the container {container.get('name')} has the port {metrics_port}, where the sidecar serves its "
+                "metrics: set spec.sidecar.metricsPort of the DataLoaderJob to another port"
+            )
 
 
 def _spec(pod: Object) -> dict[str, Any]:
@@ -315,10 +346,34 @@ def _spec(pod: Object) -> dict[str, Any]:
     spec = pod.get("spec")
     if not isinstance(spec, dict) or not spec.get("containers"):
         raise CannotInject("the pod has no spec.containers: give it the container that trains")
+    _check_mappings("the pod", pod, ("metadata",))
+    _check_mappings("the pod's metadata", pod.get("metadata") or {}, ("annotations", "labels"))
+    _check_mappings("spec", spec, ("securityContext", "os"))
     _check_lists("spec", spec, ("containers", "initContainers", "volumes", "imagePullSecrets"))
     for container in (*spec["containers"], *(spec.get("initContainers") or ())):
-        _check_lists(f"the container {container.get('name')}", container, ("env", "volumeMounts"))
+        owner = f"the container {container.get('name')}"
+        _check_lists(owner, container, ("env", "volumeMounts", "ports"))
+        _check_mappings(owner, container, ("resources",))
+        _check_amounts(owner, container.get("resources") or {})
     return spec
+
+
+def _check_mappings(owner: str, thing: Object, fields: Sequence[str]) -> None:
+    for field in fields:
+        if thing.get(field) is not None and not isinstance(thing[field], dict):
+            raise CannotInject(f"{field} of {owner} must be a mapping: write it as Kubernetes expects it")
+
+
+def _check_amounts(owner: str, resources: Object) -> None:
+    _check_mappings(f"the resources of {owner}", resources, ("requests", "limits"))
+    for field in ("requests", "limits"):
+        for name, amount in (resources.get(field) or {}).items():
+            if amount is None:
+                continue
+            try:
+                Quantity(str(amount))
+            except ValueError as exc:
+                raise CannotInject(f"{field}.{name} of {owner}: {exc}") from exc
 
 
 def _check_lists(owner: str, thing: Object, fields: Sequence[str]) -> None:
@@ -330,6 +385,8 @@ def _check_lists(owner: str, thing: Object, fields: Sequence[str]) -> None:
             raise CannotInject(
                 f"{field} of {owner} must be a list of mappings: write it as Kubernetes expects it"
             )
+        if any(not isinstance(item.get("name") or "", str) for item in found or ()):
+            raise CannotInject(f"each name in {field} of {owner} must be a string: put it in quotes")
 
 
 def _mounts(container: Object) -> set[Any]:

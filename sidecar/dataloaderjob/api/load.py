@@ -7,14 +7,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path as FilePath
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from dataloaderjob.api.base import ONE_MACHINE, Path, spell
+from dataloaderjob.api.base import ONE_MACHINE, spell
+from dataloaderjob.api.documents import Document, parse_documents
 from dataloaderjob.api.job import API_VERSION, KIND, DataLoaderJob
 from dataloaderjob.api.problems import (
     ManifestError,
@@ -26,121 +25,6 @@ from dataloaderjob.api.problems import (
     translate,
     without_unknown,
 )
-
-MAX_NODES = 100_000
-"""Maximum number of values in a document. An alias counts each time it is used, because a few lines of aliases can
-stand for billions of values."""
-MAX_DEPTH = 64
-_MERGE = "tag:yaml.org,2002:merge"
-_STRING = "tag:yaml.org,2002:str"
-
-
-class Loader(yaml.SafeLoader):
-    """A loader that reads YAML as Kubernetes does, with dates as strings."""
-
-    yaml_implicit_resolvers = {  # noqa: RUF012  declared as in PyYAML
-        first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-    }
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Document:
-    """One document of a file."""
-
-    data: Any
-    lines: Mapping[Path, int]
-    """Line number of every key and list entry, starting at 1."""
-    line: int | None
-    """Line on which the document begins."""
-    problems: tuple[Problem, ...]
-    """Keys that occur twice or are not strings."""
-
-
-def parse_documents(text: str, source: str) -> list[Document]:
-    """Returns all non-empty documents. Raises ManifestError if the text is not YAML."""
-    documents = []
-    try:
-        loader = Loader(text)
-        while loader.check_node():
-            node = loader.get_node()
-            if node is None or (isinstance(node, yaml.ScalarNode) and node.tag == "tag:yaml.org,2002:null"):
-                continue
-            scan = _Scan(source)
-            scan.visit(node, (), 0)
-            data = loader.construct_document(node)
-            documents.append(
-                Document(
-                    data=data, lines=scan.lines, line=node.start_mark.line + 1, problems=tuple(scan.problems)
-                )
-            )
-    except ManifestError:
-        raise
-    except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        raise ManifestError(source, [_not_yaml(exc)]) from exc
-    return documents
-
-
-class _Scan:
-    """One walk over a document's nodes."""
-
-    def __init__(self, source: str) -> None:
-        self.source = source
-        self.lines: dict[Path, int] = {}
-        self.problems: list[Problem] = []
-        self._visited = 0
-
-    def visit(self, node: yaml.Node, path: Path, depth: int) -> None:
-        """Visits a node and everything below it. Raises ManifestError if the document is too large, or if a node
-        contains itself."""
-        self._visited += 1
-        line = node.start_mark.line + 1
-        if self._visited > MAX_NODES or depth > MAX_DEPTH:
-            found = f"more than {MAX_NODES} values" if depth <= MAX_DEPTH else f"more than {MAX_DEPTH} levels"
-            problem = Problem(
-                path="", found=found, use="fewer aliases (*name), and none that refers to itself", line=line
-            )
-            raise ManifestError(self.source, [problem])
-        self.lines.setdefault(path, line)
-        if isinstance(node, yaml.SequenceNode):
-            for index, item in enumerate(node.value):
-                self.visit(item, (*path, index), depth + 1)
-        elif isinstance(node, yaml.MappingNode):
-            self._visit_mapping(node, path, depth)
-
-    def _visit_mapping(self, node: yaml.MappingNode, path: Path, depth: int) -> None:
-        first: dict[str, int] = {}
-        for key, value in node.value:
-            line = key.start_mark.line + 1
-            if key.tag == _MERGE:
-                self.visit(value, path, depth + 1)
-                continue
-            name = key.value if isinstance(key, yaml.ScalarNode) else "a key"
-            here = (*path, str(name))
-            if not isinstance(key, yaml.ScalarNode) or key.tag != _STRING:
-                self._refuse(here, f"the key {name}, which is not a string", "the key in quotes", line)
-            elif name in first:
-                self._refuse(here, f"the key a second time (first at line {first[name]})", "it once", line)
-            first.setdefault(str(name), line)
-            self.lines[here] = line
-            self.visit(value, here, depth + 1)
-
-    def _refuse(self, path: Path, found: str, use: str, line: int) -> None:
-        self.problems.append(Problem(path=spell(path), found=found, use=use, line=line))
-
-
-def _not_yaml(exc: Exception) -> Problem:
-    mark = getattr(exc, "problem_mark", None)
-    what = getattr(exc, "problem", None) or str(exc).split("\n")[0]
-    context = getattr(exc, "context", None)
-    found = f"text that is not YAML ({f'{context}, ' if context else ''}{what})"
-    use = (
-        "spaces, not tabs"
-        if "'\\t'" in what
-        else ("valid YAML: check the indentation, quotes and colons there")
-    )
-    return Problem(path="", found=found, use=use, line=mark.line + 1 if mark else None)
-
 
 MAX_NBYTES = 1 << 20
 """Maximum size of a manifest. A larger object would not fit into etcd either."""
@@ -178,13 +62,9 @@ def parse_manifest(
     return _build(documents[0], source, one_machine=one_machine)
 
 
-def parse_jobs(text: str, source: str) -> list[DataLoaderJob]:
-    """Parses all DataLoaderJobs in a text, and ignores other documents in it. Raises ManifestError."""
-    return [
-        _build(document, source)
-        for document in parse_documents(text, source)
-        if isinstance(document.data, Mapping) and document.data.get("kind") == KIND
-    ]
+def parse_job(document: Document, source: str) -> DataLoaderJob:
+    """Builds the DataLoaderJob that a document describes. Raises ManifestError."""
+    return _build(document, source)
 
 
 def parse_object(data: Mapping[str, Any], *, source: str = "object") -> DataLoaderJob:

@@ -36,7 +36,8 @@ class TemplateKind:
 
 KINDS: Sequence[TemplateKind] = (
     TemplateKind(group="", kinds=("Pod",), paths=((),)),
-    TemplateKind(group="", kinds=("List", "PodList"), paths=(), inner=("items", EACH)),
+    TemplateKind(group="", kinds=("List",), paths=(), inner=("items", EACH)),
+    TemplateKind(group="", kinds=("PodList",), paths=(("items", EACH),)),
     TemplateKind(group="", kinds=("PodTemplate",), paths=(("template",),)),
     TemplateKind(group="", kinds=("ReplicationController",), paths=(_TEMPLATE,)),
     TemplateKind(
@@ -157,7 +158,16 @@ def _trains(thing: Object, place: Path) -> bool:
         return True
     jobs = thing["spec"]["template"]["spec"]["replicatedJobs"]
     job = jobs[place[place.index("replicatedJobs") + 1]]
-    steps = [((j.get("template") or {}).get("metadata") or {}).get("labels") or {} for j in jobs]
-    if any(ANCESTOR_STEP in labels for labels in steps):
-        return ((job["template"].get("metadata") or {}).get("labels") or {}).get(ANCESTOR_STEP) == "trainer"
-    return len(jobs) == 1 or job.get("name") == "node"
+    steps: list[object] = [_at_or_none(other, _STEP) for other in jobs]
+    if any(step is not None for step in steps):
+        return _at_or_none(job, _STEP) == "trainer"
+    return len(jobs) == 1 or _at_or_none(job, ("name",)) == "node"
+
+
+_STEP = ("template", "metadata", "labels", ANCESTOR_STEP)
+
+
+def _at_or_none(thing: Any, path: Sequence[str]) -> object:
+    for name in path:
+        thing = thing.get(name) if isinstance(thing, Mapping) else None
+    return thing

@@ -1,9 +1,9 @@
-"""Edits of values in a YAML text. They leave all other characters unchanged, including comments, order, quotes and
-indentation. Pure.
+"""Edits of values in a YAML or JSON text. They leave all other characters unchanged, including comments, order, quotes
+and indentation. Pure.
 
 A library that loads and dumps a file with its comments (ruamel.yaml 0.19) also reindents lists and moves some comments.
 The diff of a small change then covers much of the file. Instead, this module uses the positions of PyYAML's nodes to
-insert and remove individual lines.
+insert and remove lines, or entries between braces and brackets.
 """
 
 from __future__ import annotations
@@ -17,14 +17,22 @@ from typing import Any
 
 import yaml
 
+from dataloaderjob.api.documents import Document, Part, is_alias, values
 from dataloaderjob.core.errors import InputError
 
 _WIDE = 1 << 20
 _NO_ALIAS = "write out the part that an alias (*name) or a merge (<<) refers to"
+_NO_PLACE = "the sidecar cannot be inserted without changing other values: write this part on separate lines"
+Span = tuple[int, int]
 
 
 class CannotEdit(InputError):
-    """The text cannot be changed in place; the message states where and why."""
+    """The text cannot be changed in place."""
+
+    def __init__(self, line: int, why: str) -> None:
+        """`line` is the line of the text, starting at 0."""
+        super().__init__(f"line {line + 1}: {why}")
+        self.line, self.why = line, why
 
 
 @dataclass(slots=True)
@@ -33,15 +41,18 @@ class _Edits:
 
     text: str
     newline: str
+    is_json: bool
     made: list[tuple[int, int, str]] = field(default_factory=list)
     aliases: list[int] = field(default_factory=list)
-    """Lines of aliases whose values change."""
+    """Lines of aliases whose values change, starting at 0."""
 
     def applied(self) -> str:
-        text = self.text
-        for start, end, new in _backwards(self.made):
-            text = text[:start] + new + text[end:]
-        return text
+        pieces: list[str] = []
+        position = 0
+        for start, end, new in sorted(self.made, key=lambda edit: edit[:2]):  # those in one place in their order
+            pieces += (self.text[position:start], new)
+            position = end
+        return "".join((*pieces, self.text[position:]))
 
     def insert(self, position: int, block: str) -> None:
         """Inserts whole lines at the beginning of a line, or at the end of the text."""
@@ -55,17 +66,37 @@ class _Edits:
     def change(self, node: yaml.Node, before: Any, after: Any, key: yaml.Node | None, column: int) -> None:
         """Changes a value. `key` is the node of its key in a mapping, or None in a list. `column` is the column of the
         mapping or list that contains the value."""
-        if _same(before, after):
+        if same(before, after):
             return
-        lines = _is_block(node) and bool(after)
-        if lines and isinstance(node, yaml.MappingNode) and isinstance(after, Mapping):
-            if self._keeps_its_first_line(node, after):
+        if is_alias(node):  # its anchor may get the same change
+            self.aliases.append(node.start_mark.line)
+        elif isinstance(node, yaml.MappingNode) and isinstance(after, Mapping) and node.value and after:
+            if node.flow_style:
+                self._flow_mapping(node, before, after)
+            elif self._keeps_its_first_line(node, after):
                 self._mapping(node, before, after)
-                return
-        elif lines and isinstance(node, yaml.SequenceNode) and isinstance(after, list) and key is not None:
-            self._sequence(node, before, after, key)
-            return
-        self._replace(node, after, key, column)
+            else:
+                self._replace(node, after, key, column)
+        elif isinstance(node, yaml.SequenceNode) and isinstance(after, list) and node.value and after:
+            if node.flow_style:
+                self._flow_sequence(node, before, after)
+            elif key is not None:
+                self._sequence(node, before, after, key)
+            else:
+                self._replace(node, after, key, column)
+        else:
+            self._replace(node, after, key, column)
+
+    def change_in_flow(self, node: yaml.Node, before: Any, after: Any) -> None:
+        """Changes a value between braces or brackets."""
+        is_edited = (
+            isinstance(node, yaml.CollectionNode) and node.value and after and type(before) is type(after)
+        )
+        if is_alias(node) or is_edited:
+            self.change(node, before, after, None, 0)
+        elif not same(before, after):
+            start, end = node.start_mark.index, node.end_mark.index
+            self.made.append((start, end, self._in_flow(after, start)))
 
     def _keeps_its_first_line(self, node: yaml.MappingNode, after: Mapping[str, Any]) -> bool:
         """Checks whether a mapping can be edited line by line. It cannot if its first key is removed and other text
@@ -82,45 +113,114 @@ class _Edits:
         end = self._after(node)
         for name, (key, value) in entries.items():
             if name in before and name not in after:
-                self.made.append((self._line(key.start_mark.index), self._after(value, key), ""))
+                self.made.append((self._line(key.start_mark.index), self._after(value), ""))
         changed = {
             name: value
             for name, value in after.items()
-            if name not in before or not _same(before[name], value)
+            if name not in before or not same(before[name], value)
         }
         for name in [name for name in entries if name in changed]:
             key, value = entries[name]
-            if value.start_mark.index < key.end_mark.index:  # an alias: its anchor may get the same change
-                self.aliases.append(key.start_mark.line + 1)
-            else:
-                self.change(value, before[name], after[name], key, column)
+            self.change(value, before[name], after[name], key, column)
         for name in changed:
             if name not in entries:  # after the changes, which may add lines in the same place
                 self.insert(end, _block({name: after[name]}, column))
 
     def _sequence(self, node: yaml.SequenceNode, before: Any, after: list[Any], key: yaml.Node) -> None:
-        column, items = node.start_mark.column, node.value
-        for item in items:
-            self._no_alias(item, node.start_mark.index, node)
-        first = self._line(items[0].start_mark.index)
+        items = node.value
+        dashes = [self._dash(item) for item in items]
+        column = dashes[0] - self._line(dashes[0])
+        first = self._line(dashes[0])
         if key.end_mark.line < items[0].start_mark.line:
             first = self._next_line(key.end_mark.index)  # above the comments of the first item
+        for low, high, new in self._differences(items, before, after, column):
+            for index in range(low, high):
+                self.made.append((self._line(dashes[index]), self._after(items[index]), ""))
+            if new:
+                self.insert(self._after(items[low - 1]) if low else first, _block(new, column))
+
+    def _differences(
+        self, items: Sequence[yaml.Node], before: list[Any], after: list[Any], column: int | None
+    ) -> Iterator[tuple[int, int, list[Any]]]:
+        """Changes the items that remain. Yields the others: the first and last item to remove, and the new ones in
+        their place. `column` is the column of the list's dashes; None for a list in brackets."""
         matcher = SequenceMatcher(
-            None, [_identity(x) for x in before], [_identity(x) for x in after], autojunk=False
+            None, [_identity(item) for item in before], [_identity(item) for item in after], autojunk=False
         )
         for what, low, high, new_low, new_high in matcher.get_opcodes():
-            if what == "equal" or high - low == new_high - new_low:
-                for index, wanted in zip(range(low, high), after[new_low:new_high], strict=True):
-                    self.change(items[index], before[index], wanted, None, column)
+            if what != "equal" and high - low != new_high - new_low:
+                yield low, high, after[new_low:new_high]
                 continue
-            for index in range(low, high):
-                start = self._line(items[index].start_mark.index)
-                self.made.append((start, self._after(items[index]), ""))
-            if new := after[new_low:new_high]:
-                self.insert(self._after(items[low - 1]) if low else first, _block(new, column))
+            for index, wanted in zip(range(low, high), after[new_low:new_high], strict=True):
+                if column is None:
+                    self.change_in_flow(items[index], before[index], wanted)
+                else:
+                    self.change(items[index], before[index], wanted, None, column)
+
+    def _flow_mapping(self, node: yaml.MappingNode, before: Any, after: Mapping[str, Any]) -> None:
+        spans = [
+            (key.start_mark.index, max(key.end_mark.index, value.end_mark.index)) for key, value in node.value
+        ]
+        names = [key.value for key, _ in node.value]
+        removed = [n for n, name in enumerate(names) if name in before and name not in after]
+        for (key, value), name in zip(node.value, names, strict=True):
+            if name not in after or name not in before or same(before[name], after[name]):
+                continue
+            if value.start_mark.index < value.end_mark.index:
+                self.change_in_flow(value, before[name], after[name])
+            else:
+                colon = "" if ":" in self.text[key.end_mark.index : value.end_mark.index] else ":"
+                end = max(key.end_mark.index, value.end_mark.index)
+                self.made.append((end, end, f"{colon} {self._in_flow(after[name], end)}"))
+        new = {
+            name: value for name, value in after.items()
+            if name not in names and (name not in before or not same(before[name], value))
+        }  # fmt: skip
+        entries = [self._entry(name, value, spans[0][0]) for name, value in new.items()]
+        self._splice(node, spans, removed, {len(spans): entries} if new else {})
+
+    def _flow_sequence(self, node: yaml.SequenceNode, before: Any, after: list[Any]) -> None:
+        spans = [(item.start_mark.index, item.end_mark.index) for item in node.value]
+        removed: list[int] = []
+        added: dict[int, list[str]] = {}
+        for low, high, new in self._differences(node.value, before, after, None):
+            removed += range(low, high)
+            if new:
+                added[low] = [self._in_flow(item, spans[0][0]) for item in new]
+        self._splice(node, spans, removed, added)
+
+    def _splice(
+        self, node: yaml.CollectionNode, spans: Sequence[Span], removed: Sequence[int],
+        added: Mapping[int, Sequence[str]],
+    ) -> None:  # fmt: skip
+        """Removes entries between braces or brackets, and inserts others in front of the entry with a number."""
+        close = node.end_mark.index - 1
+        kept = [n for n in range(len(spans)) if n not in removed]
+        for n in (n for n in removed if n - 1 not in removed):
+            following = next((k for k in kept if k > n), len(spans))
+            if n:  # with the comma in front
+                self.made.append((spans[n - 1][1], spans[following - 1][1], ""))
+            else:
+                self.made.append((spans[0][0], spans[following][0] if following < len(spans) else close, ""))
+        first = spans[0][0]
+        indent = self.text[self._line(first) : first]
+        own_lines = "\n" in self.text[node.start_mark.index : first] and not indent.strip()
+        separator = f",{self.newline}{indent}" if own_lines else ", "
+        for place, texts in added.items():
+            if before := [n for n in kept if n < place]:
+                position = spans[before[-1]][1]
+                self.made.append((position, position, "".join(separator + text for text in texts)))
+            elif kept:
+                position = spans[kept[0]][0]
+                self.made.append((position, position, "".join(text + separator for text in texts)))
+            else:
+                self.made.append((close, close, separator.join(texts)))
 
     def _replace(self, node: yaml.Node, after: Any, key: yaml.Node | None, column: int) -> None:
         start, end = node.start_mark.index, node.end_mark.index
+        if self.is_json:
+            self.made.append((start, end, self._in_flow(after, start)))
+            return
         has_lines = _is_block(node) or getattr(node, "style", None) in ("|", ">")
         if key is None:
             if has_lines:
@@ -143,23 +243,41 @@ class _Edits:
         else:
             self.made.append((colon, colon, f" {_flat(after)}"))
 
-    def _no_alias(self, node: yaml.Node, start: int, owner: yaml.Node) -> None:
-        """Raises CannotEdit if a node's text lies before `start`, outside its owner. The owner then refers to the node
-        by an alias."""
-        if node.start_mark.index < start:
-            raise CannotEdit(f"line {owner.start_mark.line + 1}: {_NO_ALIAS}")
+    def _in_flow(self, value: Any, at: int) -> str:
+        """Returns a value as it may stand between braces or brackets, or in a JSON text. `at`: an offset on a line that
+        has the value's indentation."""
+        if not self.is_json:
+            return _dumped([value], flow=True).strip()[1:-1]
+        return self._json(value, at)
 
-    def _after(self, node: yaml.Node, key: yaml.Node | None = None) -> int:
-        """Returns the offset of the line after a value. `key` is the node of its key, if it has one. The value may then
-        be an alias."""
+    def _entry(self, name: str, value: Any, at: int) -> str:
+        if not self.is_json:
+            return _dumped({name: value}, flow=True).strip()[1:-1]
+        return f"{json.dumps(name, ensure_ascii=False)}: {self._json(value, at)}"
+
+    def _json(self, value: Any, at: int) -> str:
+        step = re.search(r"\n([ \t]+)", self.text)
+        text = json.dumps(value, indent=step.group(1) if step else None, ensure_ascii=False)
+        line = self.text[self._line(at) : at]
+        indent = line[: len(line) - len(line.lstrip())]
+        return text.replace("\n", self.newline + indent)
+
+    def _dash(self, item: yaml.Node) -> int:
+        """Returns the offset of a list entry's dash. A comment may stand between the dash and the entry."""
+        end = item.start_mark.index
+        line = self._line(end)
+        if self.text[line:end].rstrip().endswith("-"):
+            return self.text.rindex("-", line, end)
+        while line:
+            end, line = line, self._line(line - 1)
+            if self.text[line:end].lstrip().startswith("-"):
+                return self.text.index("-", line)
+        return item.start_mark.index
+
+    def _after(self, node: yaml.Node) -> int:
+        """Returns the offset of the line after a value."""
         while _is_block(node):
-            if isinstance(node, yaml.MappingNode):
-                key, node = node.value[-1]
-            else:
-                self._no_alias(node.value[-1], node.start_mark.index, node)
-                key, node = None, node.value[-1]
-        if key is not None and node.start_mark.index < key.end_mark.index:  # an alias
-            return self._next_line(key.end_mark.index)
+            node = node.value[-1][1] if isinstance(node, yaml.MappingNode) else node.value[-1]
         end = node.end_mark.index
         line = self._line(end)
         return line if line and not self.text[line:end].strip() else self._next_line(end)
@@ -171,51 +289,40 @@ class _Edits:
         return self.text.find("\n", index) + 1 or len(self.text)
 
 
-def _backwards(edits: Sequence[tuple[int, int, str]]) -> Iterator[tuple[int, int, str]]:
-    """Yields edits from the end of the text to its beginning. Of several edits in one place, the last one comes
-    first."""
-    yield from reversed(sorted(edits, key=lambda edit: edit[:2]))  # noqa: C413  equal ones are reversed too
-
-
-def edited(text: str, wanted: Sequence[Any], loader: type[yaml.SafeLoader]) -> str:
-    """Returns the text with changed documents. `wanted` holds the new value of each document that is not empty.
+def edited(part: Part, documents: Sequence[Document], wanted: Sequence[Any]) -> str:
+    """Returns the part's text with changed documents. `documents` are those of the part, and `wanted` their new values.
 
     Raises CannotEdit if the edited text would have other values.
     """
-    edits = _Edits(text, "\r\n" if "\r\n" in text else "\n")
-    for (node, before), after in zip(_documents(text, loader), wanted, strict=True):
-        edits.change(node, before, after, None, 0)
+    edits = _Edits(part.text, "\r\n" if "\r\n" in part.text else "\n", part.is_json)
+    for document, after in zip(documents, wanted, strict=True):
+        if document.node is None:
+            raise TypeError("a document that was not parsed has no positions to edit")
+        edits.change(document.node, document.data, after, None, 0)
     made = edits.applied()
     try:
-        found = [value for _, value in _documents(made, loader)]
-    except yaml.YAMLError:
+        found = values(Part(start=part.start, text=made, is_json=part.is_json))
+    except (yaml.YAMLError, ValueError):
         found = []
-    if not _same(found, list(wanted)):
-        line = f"line {edits.aliases[0]}: " if edits.aliases else ""
-        raise CannotEdit(f"{line}{_NO_ALIAS}")
+    if not same(found, list(wanted)):
+        at = min((start for start, _, _ in edits.made), default=0)
+        line, why = (
+            (edits.aliases[0], _NO_ALIAS) if edits.aliases else (part.text.count("\n", 0, at), _NO_PLACE)
+        )
+        if not edits.aliases and re.search(r"[&*]\w", part.text):
+            why = _NO_ALIAS
+        raise CannotEdit(line, why)
     return made
-
-
-def edited_json(text: str, wanted: Any) -> str:
-    """Returns a JSON text with a new value and the same indentation."""
-    lines = text.splitlines()
-    indent = len(lines[1]) - len(lines[1].lstrip()) if len(lines) > 2 else None
-    return json.dumps(wanted, indent=indent or None, ensure_ascii=False) + (
-        "\n" if text.endswith("\n") else ""
-    )
-
-
-def _documents(text: str, loader: type[yaml.SafeLoader]) -> Iterator[tuple[yaml.Node, Any]]:
-    """Yields the documents that are not empty, each as a node and as a value."""
-    nodes, values = (list(make) for make in (yaml.compose_all(text, loader), yaml.load_all(text, loader)))
-    for node, value in zip(nodes, values, strict=True):
-        if value is not None:
-            yield node, value
 
 
 def _is_block(node: yaml.Node) -> bool:
     """Checks whether a node is a mapping or a list in block style."""
-    return isinstance(node, yaml.CollectionNode) and not node.flow_style and bool(node.value)
+    return (
+        isinstance(node, yaml.CollectionNode)
+        and not node.flow_style
+        and bool(node.value)
+        and not is_alias(node)
+    )
 
 
 def _identity(item: Any) -> str:
@@ -225,9 +332,13 @@ def _identity(item: Any) -> str:
     return json.dumps(item, sort_keys=True, default=str)
 
 
-def _same(one: Any, other: Any) -> bool:
+def same(one: Any, other: Any) -> bool:
     """Compares values as JSON does: true is not 1."""
-    return json.dumps(one, sort_keys=True, default=str) == json.dumps(other, sort_keys=True, default=str)
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(same(value, other[name]) for name, value in one.items())
+    if isinstance(one, list) and isinstance(other, list):
+        return len(one) == len(other) and all(map(same, one, other))
+    return type(one) is type(other) and (one == other or one != one)
 
 
 class _Dumper(yaml.SafeDumper):
@@ -243,7 +354,7 @@ def _string(dumper: yaml.SafeDumper, text: str) -> yaml.ScalarNode:
     return dumper.represent_scalar("tag:yaml.org,2002:str", text, style=style)
 
 
-_AMBIGUOUS = re.compile(r"[-+.]?[0-9][-+.0-9a-fA-FxoXOeE_:]*|[yYnN]|[-+]?\.(inf|nan)", re.IGNORECASE)
+_AMBIGUOUS = re.compile(r"[-+]?\.?[0-9][-+.0-9a-fA-FxoXOeE_:]*|[yYnN]|[-+]?\.(inf|nan)", re.IGNORECASE)
 _Dumper.add_representer(str, _string)
 
 

@@ -16,11 +16,12 @@ from typing import Any
 from dataloaderjob import __version__
 from dataloaderjob.api import KIND, DataLoaderJob, ManifestError
 from dataloaderjob.api.base import Path, spell
+from dataloaderjob.api.documents import Document, Part, parsed, within
 from dataloaderjob.api.injection import LABEL, inject, injection
-from dataloaderjob.api.load import Document, Loader, decode, parse_documents, parse_jobs
+from dataloaderjob.api.load import decode, parse_job
 from dataloaderjob.api.plain import Object
 from dataloaderjob.api.pod_templates import FoundTemplate, pod_templates
-from dataloaderjob.api.yaml_edits import CannotEdit, edited, edited_json
+from dataloaderjob.api.yaml_edits import CannotEdit, edited, same
 from dataloaderjob.core.errors import InputError
 
 STDIN = "-"
@@ -28,12 +29,10 @@ SIDECAR_IMAGE = f"ghcr.io/dataloaderjob/sidecar:{__version__}"
 """The default image of the Helm chart."""
 HINTS: Mapping[tuple[str, str], str] = {
     ("trainer.kubeflow.org", "TrainJob"): "its pods come from a runtime: inject the runtime",
-    ("argoproj.io", "Workflow"): (
-        f"its templates are not pod templates: add the label {LABEL} to their metadata.labels"
-    ),
-    ("argoproj.io", "WorkflowTemplate"): (
-        f"its templates are not pod templates: add the label {LABEL} to their metadata.labels"
-    ),
+    **{
+        ("argoproj.io", kind): f"its templates are not pod templates: add the label {LABEL} to their metadata.labels"
+        for kind in ("Workflow", "WorkflowTemplate", "ClusterWorkflowTemplate", "CronWorkflow")
+    },
 }  # fmt: skip
 """Kinds whose pod templates cannot be injected, by API group and name, each with the remedy."""
 
@@ -76,30 +75,48 @@ class _Work:
 
     def document(self, document: Document) -> Any:
         """Returns the document with all sidecars."""
+        if isinstance(document.data, list) and document.data:
+            self.notices.append(
+                f"line {document.line}: a list of objects is left unchanged: make it the items of an object with "
+                "apiVersion: v1 and kind: List"
+            )
         data = _unshared(document.data)
         found = pod_templates(data)
         for path, kind in found.unknown:
             self._unknown(_part(data, path), f"line {_line(document, path)}: {kind}")
         self._misplaced(data, found.templates, document)
         for template in found.templates:
-            if (name := self._job_of(template)) is not None:
+            if (name := self._job_of(template, document)) is not None:
+                if document.problems:
+                    raise ManifestError(self.request.source, list(document.problems))
                 made = self._injected(data, template, name, document)
                 data = _with_part(data, template.path, made)
                 self.count += 1
         return data
 
-    def _job_of(self, template: FoundTemplate) -> str | None:
+    def _job_of(self, template: FoundTemplate, document: Document) -> str | None:
         labels = _labels(template.template)
-        if LABEL in labels:
-            return str(labels[LABEL])
-        return None if template.helps else self.request.job
+        if LABEL not in labels:
+            return None if template.helps else self.request.job
+        if not isinstance(name := labels[LABEL], str) or not name:
+            line = _line(document, (*template.path, "metadata", "labels", LABEL))
+            found = "an empty text" if name == "" else json.dumps(name, default=str)
+            raise InputError(
+                f"{self.request.source}: line {line}: the label {LABEL} is {found}, not the name of a job: write the "
+                "name, in quotes if it looks like a number or a boolean"
+            )
+        return name
 
     def _injected(self, data: Any, template: FoundTemplate, name: str, document: Document) -> dict[str, Any]:
         try:
             job = self._job(name, _namespace(data, template.path))
             pod = dict(template.template)
-            if LABEL not in _labels(pod):
-                metadata = pod.get("metadata") or {}
+            metadata = pod.get("metadata") or {}
+            if (
+                LABEL not in _labels(pod)
+                and isinstance(metadata, dict)
+                and isinstance(metadata.get("labels") or {}, dict)
+            ):
                 pod["metadata"] = {**metadata, "labels": {**(metadata.get("labels") or {}), LABEL: name}}
             wanted = injection(job, image=self.request.sidecar_image, pull_secrets=self.request.pull_secrets)
             return inject(pod, wanted)
@@ -111,10 +128,16 @@ class _Work:
 
     def _job(self, name: str, namespace: str | None) -> DataLoaderJob:
         named = [job for job in self.jobs if job.name == name]
-        for job in named:
-            if namespace is None or job.metadata.namespace in (None, namespace):
-                return job
+        fitting = [job for job in named if namespace is None or job.metadata.namespace in (None, namespace)]
         source = self.request.manifest or self.request.source
+        if len(fitting) > 1:
+            where = ", ".join(str(job.metadata.namespace) for job in fitting)
+            raise InputError(
+                f"{source} has {len(fitting)} DataLoaderJobs {name} for these pods (namespaces: {where}): give the "
+                "pods the namespace of one of them, or remove the others"
+            )
+        if fitting:
+            return fitting[0]
         if named:
             raise InputError(
                 f"the pods are in namespace {namespace}, but DataLoaderJob {name} is in "
@@ -130,9 +153,15 @@ class _Work:
         if not isinstance(thing, Mapping):
             return
         group = str(thing.get("apiVersion")).rpartition("/")[0]
-        if hint := HINTS.get((group, str(thing.get("kind")))):
+        if thing.get("kind") != KIND and any(LABEL in _labels(part) for part in _parts(thing)):
+            self.notices.append(
+                f"{where} is left unchanged: the cluster injects its pods when it creates them"
+            )
+        elif hint := HINTS.get((group, str(thing.get("kind")))):
             self.notices.append(f"{where} is left unchanged: {hint}")
-        elif thing.get("kind") != KIND and _has_containers(thing):
+        elif thing.get("kind") not in (KIND, "ConfigMap", "CustomResourceDefinition") and _runs_containers(
+            thing
+        ):
             self.notices.append(
                 f"{where} is left unchanged, because the place of its pod templates is unknown. Add the label "
                 f"{LABEL} to its pods, so that the cluster injects them"
@@ -154,34 +183,47 @@ def injected_text(text: str, request: Request, jobs: Sequence[DataLoaderJob] = (
 
     Raises InputError if a template cannot be injected, or if the text has no template to inject.
     """
-    documents = parse_documents(text, request.source)
-    if problems := [problem for document in documents for problem in document.problems]:
-        raise ManifestError(request.source, problems)
-    known = [*jobs, *(parse_jobs(text, request.source) if request.manifest is None else ())]
+    found = parsed(text, request.source)
+    documents = [document for _, some in found for document in some]
+    known = [*jobs, *(_jobs(documents, request.source) if request.manifest is None else ())]
     work = _Work(request, known, [])
-    wanted = [work.document(document) for document in documents]
+    made, end, changed = "", 0, False
+    for part, some in found:
+        wanted = [work.document(document) for document in some]
+        new = part.text
+        if not same(wanted, [document.data for document in some]):
+            new, changed = _edited(text, part, some, wanted, request.source), True
+        made, end = made + text[end : part.start] + new, part.start + len(part.text)
     if not work.count:
         missing = (
             f"no pod template has the label {LABEL}: add it with the job's name as its value, or name the "
             "job with --job"
         )
         raise InputError("\n".join(f"{request.source}: {line}" for line in (*work.notices, missing)))
-    changed = wanted != [document.data for document in documents]
-    return Injected(
-        text=_edited(text, wanted, request.source) if changed else text,
-        changed=changed, count=work.count, notices=work.notices,
-    )  # fmt: skip
+    return Injected(text=made + text[end:], changed=changed, count=work.count, notices=work.notices)
 
 
-def _edited(text: str, wanted: list[Any], source: str) -> str:
-    if text.lstrip().startswith("{") and len(wanted) == 1:
-        with contextlib.suppress(ValueError):
-            json.loads(text)
-            return edited_json(text, wanted[0])
+def jobs_in(text: str, source: str) -> list[DataLoaderJob]:
+    """Returns all DataLoaderJobs in a text, including those in a List. Raises ManifestError."""
+    return _jobs([document for _, some in parsed(text, source) for document in some], source)
+
+
+def _jobs(documents: Sequence[Document], source: str) -> list[DataLoaderJob]:
+    found = []
+    for document in documents:
+        for path, _ in pod_templates(document.data).unknown:
+            part = within(document, path)
+            if isinstance(part.data, Mapping) and part.data.get("kind") == KIND:
+                found.append(parse_job(part, source))
+    return found
+
+
+def _edited(text: str, part: Part, documents: Sequence[Document], wanted: list[Any], source: str) -> str:
     try:
-        return edited(text, wanted, Loader)
+        return edited(part, documents, wanted)
     except CannotEdit as exc:
-        raise InputError(f"{source}: {exc}") from exc
+        line = text.count("\n", 0, part.start) + exc.line + 1
+        raise InputError(f"{source}: line {line}: {exc.why}") from exc
 
 
 def run(request: Request, output: str | None, *, in_place: bool) -> None:
@@ -190,7 +232,7 @@ def run(request: Request, output: str | None, *, in_place: bool) -> None:
         raise InputError("--in-place changes the file given with -f: omit -o, and name a file")
     if request.source == request.manifest == STDIN:
         raise InputError("standard input can be only one of the files: name the other one")
-    jobs = [] if request.manifest is None else parse_jobs(_read(request.manifest), request.manifest)
+    jobs = [] if request.manifest is None else jobs_in(_read(request.manifest), request.manifest)
     found = injected_text(_read(request.source), request, jobs)
     for notice in found.notices:
         sys.stderr.write(f"dataloaderjob: {request.source}: {notice}\n")
@@ -198,7 +240,7 @@ def run(request: Request, output: str | None, *, in_place: bool) -> None:
     if target is None or target == STDIN:
         sys.stdout.write(found.text)
     elif found.changed or not in_place:
-        _write(FilePath(target), found.text)
+        _write(target, found.text)
 
 
 def _read(source: str) -> str:
@@ -210,9 +252,22 @@ def _read(source: str) -> str:
         ) from exc
 
 
-def _write(path: FilePath, text: str) -> None:
-    """Replaces a file atomically, and keeps its mode."""
-    path = path.resolve()
+def _write(target: str, text: str) -> None:
+    """Replaces a file atomically, and keeps its mode. Writes into a device or a pipe directly. Raises InputError."""
+    try:
+        if os.path.exists(target) and not os.path.isfile(target):
+            with open(target, "w", encoding="utf-8", newline="") as file:
+                file.write(text)
+        else:
+            _replace(FilePath(target).resolve(), text)
+    except OSError as exc:
+        raise InputError(
+            f"{target or 'an empty name'} cannot be written ({exc.strerror}): name a file in a folder that exists and "
+            "that you may write to"
+        ) from exc
+
+
+def _replace(path: FilePath, text: str) -> None:
     fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
@@ -269,9 +324,11 @@ def _with_part(data: Any, path: Path, value: Any) -> Any:
     return data
 
 
-def _has_containers(thing: Any) -> bool:
+def _runs_containers(thing: Any) -> bool:
     return any(
-        isinstance(part, Mapping) and isinstance(part.get("containers"), list) for part in _parts(thing)
+        isinstance(part, Mapping)
+        and (isinstance(part.get("containers"), list) or isinstance(part.get("image"), str))
+        for part in _parts(thing)
     )
 
 
