@@ -327,6 +327,18 @@ data:
 """
 
 
+@pytest.mark.parametrize("suffix", ["yaml", "json"])
+def test_byte_order_mark_of_a_file_is_kept(
+    suffix: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / f"pod.{suffix}"
+    text = yaml.safe_dump(pod()) if suffix == "yaml" else json.dumps(pod())
+    path.write_text(text, encoding="utf-8-sig")
+    once = run("-f", path, "-j", JOB_FILE, capsys=capsys)
+    path.write_text(text)
+    assert once == "\ufeff" + run("-f", path, "-j", JOB_FILE, capsys=capsys)
+
+
 def test_other_documents_pass_whatever_their_keys(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = tmp_path / "all.yaml"
     path.write_text(CONFIG + (FOLDER / "cronjob.yaml").read_text())

@@ -64,6 +64,18 @@ def test_the_rate_with_twice_the_feeders_is_predicted(job, limit):
     assert predicted(found, 2 * found.feeders) == pytest.approx(then.rate, rel=0.05)
 
 
+def test_loop_that_does_nothing_gets_no_number_of_feeders():
+    found = judge(
+        dataclasses.replace(
+            SimJob(cost_s=0.5).run(100), step_s=1e-7, calm_step_s=0.0, receiving=1e-6, nbytes=1
+        )
+    )
+    assert found.is_endless
+    assert found.column(1024, 1) == "feeders"
+    assert "1024" not in found.sentence(1024, 1, "replicas")
+    assert "does almost nothing between two batches" in found.sentence()
+
+
 def test_too_many_feeders_are_called_so():
     found = judged(desired=16)
     assert (found.word, found.feeders) == ("ok", 6)

@@ -18,6 +18,7 @@ MAX_ALIASED = 100_000
 """Maximum number of values in a document that aliases repeat. An alias counts each time it is used, because a few lines
 of aliases can stand for billions of values."""
 MAX_DEPTH = 64
+BOM = "\ufeff"
 _MERGE = "tag:yaml.org,2002:merge"
 _STRING = "tag:yaml.org,2002:str"
 _NOT_RESOLVED = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
@@ -94,10 +95,12 @@ def values(part: Part) -> list[Any]:
 
 
 def parts(text: str) -> list[Part]:
-    """Splits a file into its parts. A JSON file may contain several values one after another, as kubectl accepts."""
-    found, position = [], 0
+    """Splits a file into its parts, without a byte order mark. A JSON file may contain several values one after
+    another, as kubectl accepts."""
+    first = 1 if text.startswith(BOM) else 0
+    found, position = [], first
     decoder = json.JSONDecoder()
-    if text.lstrip().startswith(("{", "[")):
+    if text[first:].lstrip().startswith(("{", "[")):
         while rest := text[position:].lstrip():
             start = len(text) - len(rest)
             try:
@@ -107,7 +110,7 @@ def parts(text: str) -> list[Part]:
             found.append(Part(start=start, text=text[start:position], is_json=True))
         else:
             return found
-    return [Part(start=0, text=text, is_json=False)]
+    return [Part(start=first, text=text[first:], is_json=False)]
 
 
 def readable(part: Part) -> str:

@@ -49,7 +49,9 @@ class _Edits:
     def applied(self) -> str:
         pieces: list[str] = []
         position = 0
-        for start, end, new in sorted(self.made, key=lambda edit: edit[:2]):  # those in one place in their order
+        for start, end, new in sorted(
+            self.made, key=lambda edit: edit[:2]
+        ):  # those in one place in their order
             pieces += (self.text[position:start], new)
             position = end
         return "".join((*pieces, self.text[position:]))

@@ -24,6 +24,10 @@ IDLE = 0.85
 """If this share of the feeders would suffice, there are too many feeders."""
 MOST = 1024
 """Maximum number of feeders recommended, because a loop that does no work could take any number of batches."""
+ENDLESS = (
+    "The loop does almost nothing between two batches, so each feeder makes it faster and no number is enough: "
+    "measure with training"
+)
 UNKNOWN = "unknown"
 OK = "ok"
 
@@ -87,14 +91,19 @@ class InputVerdict:
         return self.waiting >= WORTH
 
     @property
+    def is_endless(self) -> bool:
+        """True if a loop does so little between two batches that no number of feeders would remove the wait."""
+        return self.feeders == MOST > self.now
+
+    @property
     def word(self) -> str:
         """The bottleneck in one word, or `ok`."""
         return str(self.limit) if self.is_bound else OK
 
     def column(self, number: int, current: int) -> str:
-        """Returns the word, and the recommended number if it differs from the current one, such as `feeders 12` or
-        `ok`."""
-        return self.word if number == current else f"{self.word} {number}"
+        """Returns the word, and the recommended number if there is one that differs from the current one, such as
+        `feeders 12` or `ok`."""
+        return self.word if number == current or self.is_endless else f"{self.word} {number}"
 
     def sentence(self, number: int | None = None, current: int | None = None, unit: str = "feeders") -> str:
         """Explains the verdict in a sentence. `number` and `current` are the recommended and the current number of
@@ -104,6 +113,8 @@ class InputVerdict:
             text = f"training hardly waits for input ({self.waiting:.0%} of each step)"
             return f"{text}; {number} {unit} instead of {current} would suffice" if number < current else text
         text = f"training waits for input for {self.waiting:.0%} of each step; {REASONS[self.limit]}"
+        if self.is_endless:
+            return f"{text}. {ENDLESS}"
         if number > current:
             return f"{text}; {number} {unit} instead of {current} would make it {self.gain:.1f} times faster"
         return f"{text}; {REMEDIES[self.limit]}" if self.limit in REMEDIES else text

@@ -16,7 +16,7 @@ from typing import Any
 from dataloaderjob import __version__
 from dataloaderjob.api import KIND, DataLoaderJob, ManifestError
 from dataloaderjob.api.base import Path, spell
-from dataloaderjob.api.documents import Document, Part, parsed, within
+from dataloaderjob.api.documents import BOM, Document, Part, parsed, within
 from dataloaderjob.api.injection import LABEL, inject, injection
 from dataloaderjob.api.load import decode, parse_job
 from dataloaderjob.api.plain import Object
@@ -244,8 +244,10 @@ def run(request: Request, output: str | None, *, in_place: bool) -> None:
 
 
 def _read(source: str) -> str:
+    """Returns a file's text, with its byte order mark if it has one."""
     try:
-        return decode(sys.stdin.buffer.read() if source == STDIN else FilePath(source).read_bytes(), source)
+        content = sys.stdin.buffer.read() if source == STDIN else FilePath(source).read_bytes()
+        return (BOM if content.startswith(BOM.encode()) else "") + decode(content, source)
     except OSError as exc:
         raise InputError(
             f"{source} cannot be read ({exc.strerror}): name a readable YAML or JSON file"
