@@ -69,7 +69,7 @@ def test_unknown_or_invalid_value_is_refused_by_name(options: list[str], why: st
 def test_every_value_is_in_the_schema() -> None:
     values = yaml.safe_load((CHART / "values.yaml").read_text())
     schema = yaml.safe_load((CHART / "values.schema.json").read_text())
-    assert set(values) == set(schema["properties"]) - {"global"}
+    assert set(values) == set(schema["properties"]) - {"global", "enabled"}
 
 
 def test_every_value_is_explained_and_has_a_default() -> None:
@@ -177,7 +177,7 @@ def test_chart_with_namespaces_has_roles_there_and_no_cluster_rights() -> None:
 
 
 def test_rights_have_no_wildcards_and_cannot_list_secrets() -> None:
-    role = render()["ClusterRole", "ops-r-operator"]
+    role = render()["ClusterRole", "ops.r-operator"]
     for rule in role["rules"]:
         assert "*" not in rule["verbs"] + rule["resources"] + rule["apiGroups"]
         if "secrets" in rule["resources"]:

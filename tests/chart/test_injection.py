@@ -11,7 +11,7 @@ from dataloaderjob.api.pod_templates import pod_templates
 from dataloaderjob_operator.injector.__main__ import parse
 
 INJECTOR = "r-injector"
-GUARD = "ops-r-injector-guard"
+GUARD = "ops.r-injector-guard"
 
 
 def kinds(*options: str) -> set[str]:
@@ -58,7 +58,7 @@ def test_mode_decides_what_is_installed(options: tuple[str, ...], wanted: set[st
 
 
 def test_webhook_fails_closed_for_labeled_pods_of_other_namespaces_alone() -> None:
-    found = render()["MutatingWebhookConfiguration", "ops-r-injector"]
+    found = render()["MutatingWebhookConfiguration", "ops.r-injector"]
     (webhook,) = found["webhooks"]
     assert webhook["objectSelector"] == {
         "matchExpressions": [{"key": "dataloading.dev/inject", "operator": "Exists"}]
@@ -79,15 +79,15 @@ def test_webhook_fails_closed_for_labeled_pods_of_other_namespaces_alone() -> No
 def test_policy_has_the_newest_version_that_is_offered(offered: tuple[str, ...], version: str) -> None:
     more = [word for name in offered for word in ("--api-versions", name)]
     found = render("--set", "injection.mode=policy", *more)
-    policy = found["MutatingAdmissionPolicy", "ops-r-injector"]
-    binding = found["MutatingAdmissionPolicyBinding", "ops-r-injector"]
+    policy = found["MutatingAdmissionPolicy", "ops.r-injector"]
+    binding = found["MutatingAdmissionPolicyBinding", "ops.r-injector"]
     assert {policy["apiVersion"], binding["apiVersion"]} == {f"admissionregistration.k8s.io/{version}"}
 
 
 def test_policy_leaves_jobs_of_other_operators_alone() -> None:
     def condition(*options: str) -> str:
         policy = render("--set", "injection.mode=policy", *options)[
-            "MutatingAdmissionPolicy", "ops-r-injector"
+            "MutatingAdmissionPolicy", "ops.r-injector"
         ]
         (found,) = [c for c in policy["spec"]["matchConditions"] if c["name"] == "of-this-operator"]
         return str(found["expression"])
@@ -100,7 +100,7 @@ def test_policy_leaves_jobs_of_other_operators_alone() -> None:
 def test_guard_covers_the_pods_of_the_webhook() -> None:
     found = render("--set", "namespaces={a},injection.mode=webhook")
     guard = found["ValidatingAdmissionPolicy", GUARD]["spec"]
-    (webhook,) = found["MutatingWebhookConfiguration", "ops-r-injector"]["webhooks"]
+    (webhook,) = found["MutatingWebhookConfiguration", "ops.r-injector"]["webhooks"]
     for field in ("objectSelector", "namespaceSelector"):
         assert guard["matchConstraints"][field] == webhook[field]
     assert guard["failurePolicy"] == "Fail"
@@ -116,7 +116,7 @@ def test_injectors_options_parse_and_agree_with_its_objects() -> None:
     options = parse(only["args"])
     service = found["Service", INJECTOR]
     assert options.names == (f"{INJECTOR}.ops.svc",)
-    assert options.configuration == "ops-r-injector"
+    assert options.configuration == "ops.r-injector"
     assert options.setup.sidecar_image == "own/dataloaderjob/sidecar:0.1.0"
     assert options.setup.pull_secrets == ("mirror",)
     assert options.setup.manages("example.com/canary")
@@ -131,13 +131,13 @@ def test_injectors_options_parse_and_agree_with_its_objects() -> None:
 
 
 def test_injector_may_read_jobs_and_write_its_own_configuration_alone() -> None:
-    rules = render()["ClusterRole", "ops-r-injector"]["rules"]
+    rules = render()["ClusterRole", "ops.r-injector"]["rules"]
     assert rules == [
         {"apiGroups": ["dataloading.dev"], "resources": ["dataloaderjobs"], "verbs": ["get"]},
         {
             "apiGroups": ["admissionregistration.k8s.io"],
             "resources": ["mutatingwebhookconfigurations"],
-            "resourceNames": ["ops-r-injector"],
+            "resourceNames": ["ops.r-injector"],
             "verbs": ["get", "patch"],
         },
     ]

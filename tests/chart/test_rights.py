@@ -18,7 +18,7 @@ VERBS = {
 
 @pytest.fixture(scope="module")
 def rights() -> set[Right]:
-    return granted(render()["ClusterRole", "ops-r-operator"]["rules"])
+    return granted(render()["ClusterRole", "ops.r-operator"]["rules"])
 
 
 @pytest.mark.parametrize("kind", KINDS.values(), ids=lambda kind: kind.name)
@@ -48,25 +48,25 @@ FOLLOWED = {("jobset.x-k8s.io", "jobsets", "get"), ("trainer.kubeflow.org", "tra
 def test_objects_that_jobs_follow_may_be_read_and_nothing_else() -> None:
     found = render()
     whole, known = (
-        found["ClusterRole", "ops-r-operator-follow"],
-        found["ClusterRole", "ops-r-operator-follow-known"],
+        found["ClusterRole", "ops.r-operator-follow"],
+        found["ClusterRole", "ops.r-operator-follow-known"],
     )
     assert granted(known["rules"]) == FOLLOWED
     (chosen,) = whole["aggregationRule"]["clusterRoleSelectors"]
     assert chosen["matchLabels"].items() <= known["metadata"]["labels"].items()
-    binding = found["ClusterRoleBinding", "ops-r-operator-follow"]
+    binding = found["ClusterRoleBinding", "ops.r-operator-follow"]
     assert binding["roleRef"]["name"] == whole["metadata"]["name"]
-    assert binding["subjects"] == found["ClusterRoleBinding", "ops-r-operator"]["subjects"]
+    assert binding["subjects"] == found["ClusterRoleBinding", "ops.r-operator"]["subjects"]
 
 
 def test_other_kinds_may_be_followed_by_a_value() -> None:
     found = render("--set", "follow.resources={jobs.batch.volcano.sh,pods}")
-    assert granted(found["ClusterRole", "ops-r-operator-follow-known"]["rules"]) == {
+    assert granted(found["ClusterRole", "ops.r-operator-follow-known"]["rules"]) == {
         ("batch.volcano.sh", "jobs", "get"), ("", "pods", "get"),
     }  # fmt: skip
     none = render("--set", "follow.resources=null")
-    assert ("ClusterRole", "ops-r-operator-follow-known") not in none
-    assert ("ClusterRole", "ops-r-operator-follow") in none, "roles of others still count"
+    assert ("ClusterRole", "ops.r-operator-follow-known") not in none
+    assert ("ClusterRole", "ops.r-operator-follow") in none, "roles of others still count"
 
 
 def test_operator_of_named_namespaces_reads_followed_objects_only_there() -> None:
@@ -88,7 +88,7 @@ def test_resource_that_is_no_name_is_refused(wrong: str) -> None:
         render("--set-json", f'follow.resources=["{wrong}"]')
 
 
-OWN_OBJECTS = ("ValidatingAdmissionPolicy", "ops-r-operator-own-objects")
+OWN_OBJECTS = ("ValidatingAdmissionPolicy", "ops.r-operator-own-objects")
 
 
 @pytest.mark.parametrize(
@@ -121,7 +121,7 @@ def test_policy_for_own_objects_covers_all_that_the_operator_writes() -> None:
     }
     written = {
         (group, resource)
-        for group, resource, verb in granted(found["ClusterRole", "ops-r-operator"]["rules"])
+        for group, resource, verb in granted(found["ClusterRole", "ops.r-operator"]["rules"])
         if verb in ("create", "patch", "update", "delete") and group != "dataloading.dev"
     }
     assert written - covered == {("", "events")}

@@ -10,7 +10,7 @@ from rights import Right, granted
 from chart import render
 
 PREFIX = "rbac.authorization.k8s.io/aggregate-to-"
-VIEW, EDIT = ("ClusterRole", "ops-r-operator-view"), ("ClusterRole", "ops-r-operator-edit")
+VIEW, EDIT = ("ClusterRole", "ops.r-operator-view"), ("ClusterRole", "ops.r-operator-edit")
 READS, WRITES = {"get", "list", "watch"}, {"create", "update", "patch", "delete", "deletecollection"}
 
 

@@ -64,7 +64,7 @@ class Installed:
             server.request("POST", "/api/v1/namespaces", {"metadata": marks})
         values = f"namespaces={{{self.namespace}}},injection.mode=webhook"
         self.objects = render("--set", values, *options, release="r", namespace=self.ops)
-        self.cluster = f"{self.ops}-r-injector"
+        self.cluster = f"{self.ops}.r-injector"
         for (kind, name), thing in self.objects.items():
             if "injector" in name and (path := self._folder(kind, thing)):
                 server.request("POST", path, self._local(thing))

@@ -26,8 +26,8 @@ from dataloaderjob_operator.names import MANAGER
 from dataloaderjob_operator.observe.refused_pods import MAX_REPORTS, PERIOD_S, RefusedPods
 
 GUARD = (
-    "Error creating: pods \"train-x7k2p\" is forbidden: ValidatingAdmissionPolicy 'ops-r-injector-guard' with binding"
-    " 'ops-r-injector-guard' denied request: the label dataloading.dev/inject asks for the sidecar of DataLoaderJob"
+    "Error creating: pods \"train-x7k2p\" is forbidden: ValidatingAdmissionPolicy 'ops.r-injector-guard' with binding"
+    " 'ops.r-injector-guard' denied request: the label dataloading.dev/inject asks for the sidecar of DataLoaderJob"
     " mnist, and the pod has 0 sidecars: see that the job exists and that the injector of the DataLoaderJob operator"
     " runs, or inject the template with dataloaderjob inject"
 )

@@ -1,25 +1,52 @@
+{{/*
+The release's name as the first part of object names. A name that a Service cannot have, or of over 40 characters, gets a
+digest, so that two releases never share a name.
+*/}}
+{{- define "dataloaderjob.release" -}}
+{{- $name := regexReplaceAll "[^a-z0-9-]+" .Release.Name "-" -}}
+{{- if regexMatch "^[^a-z]" $name -}}
+{{- $name = printf "r-%s" $name -}}
+{{- end -}}
+{{- if or (ne $name .Release.Name) (gt (len $name) 40) -}}
+{{- $name = printf "%s-%s" (regexReplaceAll "-+$" (trunc 33 $name) "") (.Release.Name | sha256sum | trunc 6) -}}
+{{- end -}}
+{{- $name -}}
+{{- end }}
+
 {{- define "dataloaderjob.name" -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}-operator
+{{- include "dataloaderjob.release" . -}}-operator
+{{- end }}
+
+{{/* The names of objects of the whole cluster. No namespace contains a dot, so two releases never share one. */}}
+{{- define "dataloaderjob.clusterName" -}}
+{{- .Release.Namespace }}.{{ include "dataloaderjob.name" . -}}
+{{- end }}
+
+{{- define "dataloaderjob.clusterInjector" -}}
+{{- .Release.Namespace }}.{{ include "dataloaderjob.injector" . -}}
 {{- end }}
 
 {{- define "dataloaderjob.labels" -}}
 app.kubernetes.io/name: dataloaderjob-operator
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "dataloaderjob.injector" -}}
-{{- .Release.Name | trunc 40 | trimSuffix "-" -}}-injector
+{{- include "dataloaderjob.release" . -}}-injector
 {{- end }}
 
 {{- define "dataloaderjob.injectorLabels" -}}
 app.kubernetes.io/name: dataloaderjob-injector
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
-{{/* The mode of injection: policy, webhook or off. */}}
+{{/* The mode of injection: policy, webhook or off. YAML reads an off without quotes as false. */}}
 {{- define "dataloaderjob.injection" -}}
-{{- if ne .Values.injection.mode "auto" -}}
-{{ .Values.injection.mode }}
+{{- $mode := toString .Values.injection.mode -}}
+{{- if eq $mode "false" -}}
+off
+{{- else if ne $mode "auto" -}}
+{{ $mode }}
 {{- else if .Values.namespaces -}}
 off
 {{- else if include "dataloaderjob.policyVersion" . -}}
@@ -38,6 +65,11 @@ admissionregistration.k8s.io/{{ . }}
 {{- end -}}
 {{- end -}}
 {{- $_ := unset . "found" -}}
+{{- end }}
+
+{{/* The user's metadata and the chart's, which wins: (dict "own" (include ...) "more" .Values...) */}}
+{{- define "dataloaderjob.with" -}}
+{{- merge (.own | fromYaml) (.more | default dict) | toYaml -}}
 {{- end }}
 
 {{/* The namespaces whose pods are injected and guarded. */}}

@@ -4,8 +4,11 @@ apiVersion: dataloading.dev/v1alpha1
 kind: DataLoaderJob
 metadata:
   name: {{ .name }}
-  namespace: {{ .namespace }}
+  namespace: {{ .namespace | quote }}
 spec:
+  {{- with .root.Values.managedBy }}
+  managedBy: {{ . }}
+  {{- end }}
   ray:
     managed:
       head:
