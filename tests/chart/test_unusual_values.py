@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from kubernetes_validate import validate
 
-from chart import notes, render
+from chart import CHART, helm, notes, render
 
 WEBHOOK = ("--set", "injection.mode=webhook")
 MONITORING = (
@@ -44,6 +45,37 @@ def test_two_releases_never_share_a_name() -> None:
     assert not shared
     one, other = (set(render(release=f"{LONG}-{side}")) for side in "ab")
     assert {kind for kind, _ in one & other} == {"CustomResourceDefinition"}
+
+
+UMBRELLA = """\
+apiVersion: v2
+name: platform
+version: 1.0.0
+dependencies:
+  - {{name: dataloaderjob, version: "*", repository: "file://{chart}", alias: stable, condition: stable.enabled}}
+  - {{name: dataloaderjob, version: "*", repository: "file://{chart}", alias: canary}}
+"""
+
+
+def test_two_aliases_in_an_umbrella_chart_share_no_object(tmp_path: Path) -> None:
+    (tmp_path / "Chart.yaml").write_text(UMBRELLA.format(chart=CHART))
+    (tmp_path / "values.yaml").write_text(
+        "stable: {enabled: true}\ncanary: {crds: {enabled: false}, managedBy: example.com/canary}\n"
+    )
+    assert helm("dependency", "build", str(tmp_path)).returncode == 0
+    made = helm("template", "r", str(tmp_path), "--namespace", "ops")
+    assert not made.returncode, made.stderr
+    things = [thing for thing in yaml.safe_load_all(made.stdout) if thing]
+    names = [
+        (thing["kind"], thing["metadata"]["name"], thing["metadata"].get("namespace")) for thing in things
+    ]
+    assert len(names) == len(set(names))
+    deployments = {
+        thing["metadata"]["name"]: thing["spec"] for thing in things if thing["kind"] == "Deployment"
+    }
+    assert {"r-stable-operator", "r-canary-operator"} <= set(deployments)
+    selectors = [str(spec["selector"]) for spec in deployments.values()]
+    assert len(selectors) == len(set(selectors))
 
 
 def test_namespaces_that_look_like_numbers_stay_strings() -> None:

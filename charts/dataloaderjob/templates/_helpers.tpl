@@ -1,14 +1,24 @@
+{{/* The release's name, followed by the alias if an umbrella chart contains this chart under one. */}}
+{{- define "dataloaderjob.instance" -}}
+{{- if eq .Chart.Name "dataloaderjob" -}}
+{{ .Release.Name }}
+{{- else -}}
+{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 63 | trimSuffix "-" }}
+{{- end -}}
+{{- end }}
+
 {{/*
-The release's name as the first part of object names. A name that a Service cannot have, or of over 40 characters, gets a
+The instance's name as the first part of object names. A name that a Service cannot have, or of over 40 characters, gets a
 digest, so that two releases never share a name.
 */}}
 {{- define "dataloaderjob.release" -}}
-{{- $name := regexReplaceAll "[^a-z0-9-]+" .Release.Name "-" -}}
+{{- $instance := include "dataloaderjob.instance" . -}}
+{{- $name := regexReplaceAll "[^a-z0-9-]+" $instance "-" -}}
 {{- if regexMatch "^[^a-z]" $name -}}
 {{- $name = printf "r-%s" $name -}}
 {{- end -}}
-{{- if or (ne $name .Release.Name) (gt (len $name) 40) -}}
-{{- $name = printf "%s-%s" (regexReplaceAll "-+$" (trunc 33 $name) "") (.Release.Name | sha256sum | trunc 6) -}}
+{{- if or (ne $name $instance) (gt (len $name) 40) -}}
+{{- $name = printf "%s-%s" (regexReplaceAll "-+$" (trunc 33 $name) "") ($instance | sha256sum | trunc 6) -}}
 {{- end -}}
 {{- $name -}}
 {{- end }}
@@ -28,7 +38,7 @@ digest, so that two releases never share a name.
 
 {{- define "dataloaderjob.labels" -}}
 app.kubernetes.io/name: dataloaderjob-operator
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/instance: {{ include "dataloaderjob.instance" . | quote }}
 {{- end }}
 
 {{- define "dataloaderjob.injector" -}}
@@ -37,7 +47,7 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 
 {{- define "dataloaderjob.injectorLabels" -}}
 app.kubernetes.io/name: dataloaderjob-injector
-app.kubernetes.io/instance: {{ .Release.Name | quote }}
+app.kubernetes.io/instance: {{ include "dataloaderjob.instance" . | quote }}
 {{- end }}
 
 {{/* The mode of injection: policy, webhook or off. YAML reads an off without quotes as false. */}}
