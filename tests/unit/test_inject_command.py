@@ -236,6 +236,7 @@ def test_error_names_file_line_and_path_and_nothing_is_written(
 
 
 BAD = {
+    "a Helm template": ("kind: Pod\nmetadata: {{ .Values.metadata }}\n", "use the output of helm template"),
     "no YAML": ("a: [", "not YAML"),
     "a key twice": (yaml.safe_dump(pod()) + "kind: Pod\n", "a second time"),
     "UTF-16": ("kind: Pod".encode("utf-16"), "UTF-16"),

@@ -166,7 +166,7 @@ def parse_documents(text: str, source: str, first_line: int = 1) -> list[Documen
     except ManifestError:
         raise
     except (yaml.YAMLError, ValueError, RecursionError) as exc:
-        raise ManifestError(source, [_not_yaml(exc, first_line)]) from exc
+        raise ManifestError(source, [_not_yaml(exc, first_line, text)]) from exc
     return documents
 
 
@@ -221,16 +221,17 @@ class _Scan:
         self.problems.append(Problem(path=spell(path), found=found, use=use, line=line))
 
 
-def _not_yaml(exc: Exception, first_line: int) -> Problem:
+def _not_yaml(exc: Exception, first_line: int, text: str) -> Problem:
     mark = getattr(exc, "problem_mark", None)
     what = getattr(exc, "problem", None) or str(exc).split("\n")[0]
     context = getattr(exc, "context", None)
     found = f"text that is not YAML ({f'{context}, ' if context else ''}{what})"
-    use = (
-        "spaces, not tabs"
-        if "'\\t'" in what
-        else ("valid YAML: check the indentation, quotes and colons there")
-    )
+    if "{{" in text:
+        use = "the output of helm template: this file has placeholders in braces"
+    elif "'\\t'" in what:
+        use = "spaces, not tabs"
+    else:
+        use = "valid YAML: check the indentation, quotes and colons there"
     return Problem(path="", found=found, use=use, line=mark.line + first_line if mark else None)
 
 
