@@ -1,4 +1,4 @@
-"""Targets: what is read from files: settings, records, manifests, a loader's state."""
+"""Targets: what is read from files: settings, records, manifests, files to inject, a loader's state."""
 
 from __future__ import annotations
 
@@ -20,12 +20,13 @@ import yaml
 from torch.utils.data import TensorDataset
 
 from dataloaderjob import DataLoader
-from dataloaderjob.api.load import parse_live, parse_manifest
+from dataloaderjob.api.load import decode, parse_live, parse_manifest
 from dataloaderjob.core import records, settings, ticket_codec
 from dataloaderjob.core.blobs import Bundle
 from dataloaderjob.core.consumption import fold
 from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.core.settings import FeederSettings, SidecarSettings, SupervisorSettings
+from dataloaderjob.local import injecting
 from dataloaderjob.local.mapping.messages import from_message, to_message
 from fuzz.target import Target, mutate_bytes, mutate_json
 
@@ -155,7 +156,54 @@ def _messages() -> Sequence[bytes]:
 
 
 _REFUSED = (InputError,)
+_JOB = {
+    "apiVersion": "dataloading.dev/v1alpha1", "kind": "DataLoaderJob", "metadata": {"name": "bert"},
+    "spec": {"feeders": {"image": "x"}, "trainers": {"attach": {}}},
+}  # fmt: skip
+_POD: dict[str, Any] = {
+    "metadata": {"labels": {"dataloading.dev/inject": "bert"}, "annotations": {"a": "b"}},
+    "spec": {
+        "containers": [
+            {
+                "name": "train", "image": "x", "env": [{"name": "A", "value": "22:30"}],
+                "resources": {"limits": {"cpu": 1, "nvidia.com/gpu": "8"}},
+                "volumeMounts": [{"name": "d", "mountPath": "/d"}], "ports": [{"containerPort": 80}],
+            },
+            {"name": "log", "image": "y"},
+        ],
+        "volumes": [{"name": "d", "emptyDir": {}}], "initContainers": [{"name": "wait", "image": "z"}],
+        "securityContext": {"runAsUser": 0},
+    },
+}  # fmt: skip
+
+
+def _inject(data: bytes) -> None:
+    """Injects the pods of a file, which is idempotent and keeps all characters."""
+    request = injecting.Request(source="fuzz")
+    text = decode(data, "fuzz")
+    once = injecting.injected_text(text, request)
+    twice = injecting.injected_text(once.text, request)
+    if twice.text != once.text:
+        raise AssertionError("injecting twice differs from injecting once")
+
+
+def _files_to_inject() -> Sequence[bytes]:
+    job = {"apiVersion": "batch/v1", "kind": "Job", "spec": {"template": _POD}}
+    both = {"apiVersion": "v1", "kind": "List", "items": [_JOB, job]}
+    styles: tuple[dict[str, Any], ...] = (
+        {},
+        {"default_flow_style": True},
+        {"default_flow_style": True, "width": 20},
+    )
+    made = [json.dumps(both), json.dumps(both, indent=2)]
+    made += [yaml.safe_dump_all([_JOB, job], sort_keys=False, **style) for style in styles]
+    return [text.encode() for text in made]
+
+
 TARGETS = (
+    Target(
+        name="injected-files", parse=_inject, seeds=_files_to_inject, declared=_REFUSED, mutate=mutate_json
+    ),
     Target(name="settings", parse=_settings, seeds=_all_settings, declared=(), mutate=mutate_json),
     Target(
         name="map-messages",

@@ -210,7 +210,7 @@ def is_current(pod: Object, wanted: Injection) -> bool:
         and all(same_amounts(held.get(kind) or {}, amounts) for kind, amounts in asked.items())
         and volumes >= set(VOLUMES)
         and _mounts(found[0]) >= set(VOLUMES)
-        and [c["name"] for c in mounting] == [trainer["name"]]
+        and [c.get("name") for c in mounting] == [trainer.get("name")]
         and _variables(mounting[0]) >= set(wanted.env)
     )
 
