@@ -177,6 +177,12 @@ def test_a_replay_under_the_debugger_stops_where_a_sample_is_made(consume) -> No
     assert "it is what was consumed" in said
 
 
+def test_a_debugger_that_is_quit_gives_no_verdict(consume) -> None:
+    said = cli("replay", consume(), "--epoch", "0", "--batch", "1", "--pdb", code=2, stdin="q\n")
+    assert "the debugger ended before the batch was complete, so it was not compared" in said
+    assert "it is not what was consumed" not in said
+
+
 @pytest.mark.thorough
 def test_altered_or_missing_record_is_refused_with_a_remedy(consume, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 import os
 import sys
 from collections.abc import Sequence
@@ -14,6 +15,7 @@ from dataloaderjob.advise import verdict
 from dataloaderjob.advise.watched import Watched, watch
 from dataloaderjob.core.errors import InputError, ServiceError
 
+MAX_TIMEOUT_S = 86_400
 FREE_CPUS, OTHERS_CPUS = 0.25, 0.3
 """If fewer CPUs were idle, and other programs kept more CPUs busy, the measurement is doubtful."""
 
@@ -29,6 +31,10 @@ def advise(
         )
     if not 5 <= steps <= 10_000:
         raise InputError(f"--steps must be from 5 to 10000, but is {steps}")
+    if not 1 <= timeout_s <= MAX_TIMEOUT_S:
+        raise InputError(f"--timeout must be from 1 to {MAX_TIMEOUT_S} seconds, but is {timeout_s:g}")
+    if link_gbit is not None and not 0 < link_gbit < math.inf:
+        raise InputError(f"--link must be a bandwidth above 0 in Gbit/s, such as 10, but is {link_gbit:g}")
     found = watch(command, steps=steps, timeout_s=timeout_s, say=_say)
     _check(found, command, timeout_s)
     link = None if link_gbit is None else link_gbit * 1e9 / 8

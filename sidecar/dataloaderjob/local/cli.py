@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import io
+import os
 import sys
 import traceback
 from collections.abc import Sequence
@@ -22,19 +24,47 @@ EXIT_TROUBLE = 2
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a command. Returns the exit code."""
+    complete_streams()
     args = make_parser().parse_args(argv)
     try:
         code = int(args.command(args))
-        if sys.stdout is not None:  # None if it was closed before Python started
-            with subcommands.output():
-                sys.stdout.flush()
+        with subcommands.output():
+            sys.stdout.flush()
         return code
     except (DataLoaderJobError, OSError) as exc:
         sys.stderr.write(f"dataloaderjob: {clean_lines(exc)}\n")
         return EXIT_INPUT if isinstance(exc, InputError) else int(args.failed)
+    except UnicodeEncodeError as exc:
+        sys.stderr.write(
+            f"dataloaderjob: {clean_lines(exc)}: set PYTHONUTF8=1, or a locale with UTF-8 such as LC_ALL=C.UTF-8\n"
+        )
+        return int(args.failed)
     except Exception:  # an error in user code of a record, or a bug of this package
         traceback.print_exc()
         return int(args.failed)
+
+
+def complete_streams() -> None:
+    """Makes every character printable, whatever the encoding. A stream that was closed before Python started becomes
+    the null device."""
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        if stream is None:
+            setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115  open until the process ends
+        elif isinstance(stream, io.TextIOWrapper) and stream.errors == "strict":
+            stream.reconfigure(errors="replace")
+
+
+def path(text: str) -> Path:
+    """Reads the path of a file or folder from the command line. Raises ArgumentTypeError for an empty text, which would
+    mean the current folder, and for a URL."""
+    if not text:
+        raise argparse.ArgumentTypeError("must not be empty; is a shell variable unset?")
+    if "://" in text:
+        raise argparse.ArgumentTypeError(
+            f"must be a path on this machine, but is the URL {text}: download it first"
+        )
+    return Path(text)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -48,7 +78,7 @@ def make_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
     _add_advise(commands)
     run = commands.add_parser("run", help="run a manifest on this machine; exit with the trainers' exit code")
-    run.add_argument("manifest", type=Path, help="a DataLoaderJob manifest")
+    run.add_argument("manifest", type=path, help="a DataLoaderJob manifest")
     run.add_argument(
         "--metrics-port",
         type=int,
@@ -60,7 +90,7 @@ def make_parser() -> argparse.ArgumentParser:
         help="start feeders with ray, as on a cluster (default), or as local processes on this machine",
     )  # fmt: skip
     run.add_argument(
-        "--record", type=Path, metavar="FOLDER",
+        "--record", type=path, metavar="FOLDER",
         help=(
             "record the batches that each rank consumes, for verify and replay; use the same folder for a "
             "resumed run"
@@ -139,7 +169,7 @@ def _add_report(commands: Any) -> None:
         "--seconds", type=int, default=60, metavar="S", help="time to watch a job on a cluster (default: 60)"
     )
     report.add_argument(
-        "-o", "--output", type=Path, default=Path("report.html"), metavar="FILE",
+        "-o", "--output", type=path, default=Path("report.html"), metavar="FILE",
         help="file to write (default: report.html)",
     )  # fmt: skip
     report.set_defaults(command=subcommands.report)
@@ -206,7 +236,7 @@ def _add_map(commands: Any) -> None:
         "each sample. Repeat the command to resume an interrupted run.",
     )  # fmt: skip
     map_.add_argument(
-        "script", type=Path, help='a Python script; code below if __name__ == "__main__": does not run'
+        "script", type=path, help='a Python script; code below if __name__ == "__main__": does not run'
     )
     map_.add_argument(
         "dataset", help="name, in the script, of a dataset with __len__, or of a function that returns one"
@@ -218,7 +248,7 @@ def _add_map(commands: Any) -> None:
         ),
     )  # fmt: skip
     map_.add_argument(
-        "--output", type=Path, required=True, metavar="FOLDER",
+        "--output", type=path, required=True, metavar="FOLDER",
         help="folder for the results; an interrupted run with the same arguments is resumed",
     )  # fmt: skip
     map_.add_argument(
@@ -270,9 +300,9 @@ def _add_verify(commands: Any) -> None:
             f"{_TRUST} Exit codes: 0 equal, 1 different, 2 inconclusive; see standard error."
         ),
     )  # fmt: skip
-    verify.add_argument("record", type=Path, help="the --record folder of a run")
+    verify.add_argument("record", type=path, help="the --record folder of a run")
     verify.add_argument(
-        "other", type=Path, nargs="?", help="folder of another run; if omitted, batches are rebuilt"
+        "other", type=path, nargs="?", help="folder of another run; if omitted, batches are rebuilt"
     )
     verify.add_argument("--epoch", type=int, metavar="E", help="check only this epoch; the first is 0")
     verify.add_argument(
@@ -290,7 +320,7 @@ def _add_replay(commands: Any) -> None:
             f"consumed. {_TRUST} Exit codes: 0 equal, 1 different, 2 inconclusive; see standard error."
         ),
     )  # fmt: skip
-    replay.add_argument("record", type=Path, help="the --record folder of a run")
+    replay.add_argument("record", type=path, help="the --record folder of a run")
     replay.add_argument("--rank", default="0", metavar="R", help="the rank (default: 0)")
     replay.add_argument(
         "--loader", type=int, default=0, metavar="L",
@@ -308,7 +338,7 @@ def _add_replay(commands: Any) -> None:
     )
     replay.add_argument("--pdb", action="store_true", help="stop in the debugger before each sample is made")
     replay.add_argument(
-        "--output", type=Path, metavar="FILE", help="save the batch to this file with torch.save"
+        "--output", type=path, metavar="FILE", help="save the batch to this file with torch.save"
     )
     _add_trust(replay)
     replay.set_defaults(command=subcommands.replay, failed=EXIT_TROUBLE)

@@ -54,7 +54,15 @@ def fork_host(folder: str) -> Forked:
     env = {**environments(os.environ)[1], RUN_VARIABLE: os.environ[RUN_VARIABLE]}
     if keep_seconds():
         env[IMPORTED_VARIABLE] = f"{folder}/{IMPORTED_NAME}"
-    return fork("host", host_command(f"{folder}/{HOST_NAME}"), env, os.getcwd())
+    return fork("host", host_command(f"{folder}/{HOST_NAME}"), env, _folder())
+
+
+def _folder() -> str:
+    """Returns the working folder, or the root folder if the working folder has been deleted."""
+    try:
+        return os.getcwd()
+    except FileNotFoundError:
+        return "/"
 
 
 def fork(name: str, command: Sequence[str], env: Mapping[str, str], cwd: str | Path) -> Forked:

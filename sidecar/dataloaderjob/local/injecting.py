@@ -3,11 +3,8 @@ with the file, and queues such as Kueue count its resources."""
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
 import sys
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path as FilePath
@@ -23,6 +20,7 @@ from dataloaderjob.api.plain import Object
 from dataloaderjob.api.pod_templates import FoundTemplate, pod_templates
 from dataloaderjob.api.yaml_edits import CannotEdit, edited, same
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.local.outputs import write_output
 
 STDIN = "-"
 SIDECAR_IMAGE = f"ghcr.io/dataloaderjob/sidecar:{__version__}"
@@ -240,7 +238,7 @@ def run(request: Request, output: str | None, *, in_place: bool) -> None:
     if target is None or target == STDIN:
         sys.stdout.write(found.text)
     elif found.changed or not in_place:
-        _write(target, found.text)
+        write_output(target, found.text)
 
 
 def _read(source: str) -> str:
@@ -252,40 +250,6 @@ def _read(source: str) -> str:
         raise InputError(
             f"{source} cannot be read ({exc.strerror}): name a readable YAML or JSON file"
         ) from exc
-
-
-def _write(target: str, text: str) -> None:
-    """Replaces a file atomically, and keeps its mode. Writes into a device or a pipe directly. Raises InputError."""
-    try:
-        if os.path.exists(target) and not os.path.isfile(target):
-            with open(target, "w", encoding="utf-8", newline="") as file:
-                file.write(text)
-        else:
-            _replace(FilePath(target).resolve(), text)
-    except OSError as exc:
-        raise InputError(
-            f"{target or 'an empty name'} cannot be written ({exc.strerror}): name a file in a folder that exists and "
-            "that you may write to"
-        ) from exc
-
-
-def _replace(path: FilePath, text: str) -> None:
-    fd, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        os.chmod(name, path.stat().st_mode & 0o7777 if path.exists() else 0o666 & ~_umask())
-        os.replace(name, path)
-    except BaseException:
-        with contextlib.suppress(FileNotFoundError):
-            os.unlink(name)
-        raise
-
-
-def _umask() -> int:
-    found = os.umask(0)
-    os.umask(found)
-    return found
 
 
 def _labels(thing: Any) -> Object:

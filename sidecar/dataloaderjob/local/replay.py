@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pdb
 import traceback
-from collections.abc import Collection, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -50,9 +50,13 @@ class Replay:
         trust.check(self.record.folder, trusted)
         payload = piece.ticket(row)
         remaker = Remaker(bundle[0], self.record.store, in_process=bundle[1])
-        stepped = stepping(remaker.code.dataset, pdb.Pdb()) if debug else None
+        stepped = stepping(remaker.code.dataset, Debugger()) if debug else None
         self.remade = remaker.make(row.ticket, payload, stepped)
         error = self.remade.error
+        if isinstance(error, DebuggerQuit):
+            raise InputError(
+                "the debugger ended before the batch was complete, so it was not compared: continue with c for a result"
+            )
         if error is not None:
             if debug:
                 pdb.post_mortem(error.__traceback__)
@@ -94,19 +98,41 @@ class Replay:
             yield f"digest {self.remade.digest:016x}: it is not {recorded}, which has {row.digest:016x}"
 
 
-def stepping(dataset: Any, debugger: pdb.Pdb) -> Any:
+class Debugger(pdb.Pdb):
+    """A debugger that knows whether the user has ended it."""
+
+    is_quit = False
+
+    def set_quit(self) -> None:
+        self.is_quit = True
+        super().set_quit()
+
+
+def stepping(dataset: Any, debugger: Debugger) -> Any:
     """Returns a dataset that loads the samples of `dataset` under the debugger. The debugger stops at the first line of
     the dataset's code."""
 
     class Stepping:
         def __getitem__(self, key: Any) -> Any:
-            return debugger.runcall(dataset.__getitem__, key)
+            return _stepped(debugger, dataset.__getitem__, key)
 
     class SteppingThroughBatches(Stepping):
         def __getitems__(self, keys: Any) -> Any:
-            return debugger.runcall(dataset.__getitems__, keys)
+            return _stepped(debugger, dataset.__getitems__, keys)
 
     return SteppingThroughBatches() if getattr(dataset, "__getitems__", None) else Stepping()
+
+
+class DebuggerQuit(BaseException):
+    """The user ended the debugger before the batch was complete. It is no error of the dataset."""
+
+
+def _stepped(debugger: Debugger, function: Callable[..., Any], argument: Any) -> Any:
+    """Calls a function under the debugger. Raises DebuggerQuit, because `runcall` returns None in that case."""
+    found = debugger.runcall(function, argument)
+    if debugger.is_quit:
+        raise DebuggerQuit
+    return found
 
 
 def _find(record: Record, rank: str, loader: int, epoch: int, batch: int) -> Recorded:

@@ -46,7 +46,9 @@ def check(folder: Path, trusted: Collection[str] = ()) -> None:
                 f"the record {folder} contains code, and anybody can replace it, because {above} has mode "
                 f"{stat.S_IMODE(found.st_mode):04o}: copy the record to a folder that only you can write to"
             )
-    say(f"the code in {folder} belongs to user {', '.join(sorted(seen))}, but runs as {_name(os.getuid())}")
+    me = _name(os.getuid())
+    joined = "and" if seen == {me} else "but"
+    say(f"the code in {folder} belongs to user {', '.join(sorted(seen))}, {joined} runs as {me}")
 
 
 def _files(folder: Path) -> Iterator[tuple[Path, os.stat_result]]:

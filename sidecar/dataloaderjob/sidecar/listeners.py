@@ -262,6 +262,8 @@ class TrainerListener(Listener[Guest]):
 def _reason(exc: Exception) -> str:
     if isinstance(exc, DataLoaderJobError):
         return str(exc)
+    if isinstance(exc, OSError):
+        return f"its files or memory cannot be set up on this machine ({first_line(exc)}): check `ulimit -a`"
     return f"the message is invalid ({first_line(exc)}): install the same dataloaderjob version on both sides"
 
 

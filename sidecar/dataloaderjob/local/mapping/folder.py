@@ -47,7 +47,12 @@ class Folder:
     @contextmanager
     def open(cls, path: Path, work: Work, script_digest: str) -> Iterator[Folder]:
         """Creates the folder if needed. Raises InputError if it contains anything except results of this work."""
-        path.mkdir(parents=True, exist_ok=True)
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as exc:
+            raise InputError(
+                f"--output must be a folder, but {path} cannot be created ({exc.strerror}): name another one"
+            ) from exc
         fd = folders.enter(path, InputError)
         try:
             with cls._entered(path, fd, work, script_digest) as folder:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
 from dataloaderjob.core.errors import InputError
+from dataloaderjob.local.outputs import write_output
 from dataloaderjob.local.reporting import on_cluster, rundata
 from dataloaderjob.local.reporting.rundata import RunData
 
@@ -30,12 +29,7 @@ def report(which: str | None, output: Path, *, namespace: str | None = None, sec
         )
     data = rundata.find(which) if namespace is None else on_cluster.watch(namespace, str(which), seconds)
     text = page(data)
-    try:
-        _write(output, text)
-    except OSError as exc:
-        raise InputError(
-            f"{output} cannot be written: {exc.strerror}. Choose another file with --output"
-        ) from exc
+    write_output(output, text)
     return f"{output}: report of {data.name}, {len(text.encode()) / 1e3:.0f} kB"
 
 
@@ -48,22 +42,3 @@ def _page() -> Callable[[RunData], str]:
             f"report requires the module {needed!r}: pip install 'dataloaderjob[report]'"
         ) from exc
     return render
-
-
-def _write(output: Path, text: str) -> None:
-    """Replaces the file atomically, so that a browser never loads an incomplete file."""
-    fd, part = tempfile.mkstemp(prefix=".report-", dir=output.absolute().parent)
-    try:
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-        os.chmod(part, 0o666 & ~_umask())
-        os.replace(part, output)
-    except BaseException:
-        os.unlink(part)
-        raise
-
-
-def _umask() -> int:
-    mask = os.umask(0o077)
-    os.umask(mask)
-    return mask

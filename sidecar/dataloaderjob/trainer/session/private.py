@@ -23,7 +23,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from dataloaderjob.core import folders
+from dataloaderjob.core import folders, ipc
 from dataloaderjob.core.errors import ServiceUnavailable, say
 from dataloaderjob.core.keep import keep_seconds
 from dataloaderjob.core.places import (
@@ -55,6 +55,11 @@ _RUN_VARIABLES = (
     "PMI_JOBID",
 )
 
+_BELOW_NBYTES = 32
+"""Length of the longest path of a socket below the folder of all services."""
+_STALE_S = 600.0
+"""Age of the folder of a service that could not start after which no rank needs its message any more."""
+
 _asked = 0
 """Largest number of feeders that this process has requested."""
 
@@ -80,6 +85,15 @@ def folder() -> Path:
 
     Raises ServiceUnavailable unless the folder belongs to this user alone.
     """
+    try:
+        return _folder()
+    except OSError as exc:
+        raise ServiceUnavailable(
+            f"the folder {exc.filename} of the feeders cannot be created ({exc.strerror}): {REMEDY}"
+        ) from exc
+
+
+def _folder() -> Path:
     chosen = os.environ.get(FOLDER_VARIABLE)
     if chosen:
         base = Path(chosen).absolute()
@@ -100,7 +114,10 @@ def _default_base() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     if runtime.startswith("/") and folders.is_own(Path(runtime), hidden=True):
         return Path(runtime) / "dataloaderjob"
-    return Path(tempfile.gettempdir()).absolute() / f"dataloaderjob-{os.getuid()}"
+    name = f"dataloaderjob-{os.getuid()}"
+    chosen = Path(tempfile.gettempdir()).absolute() / name
+    is_short = len(os.fsencode(chosen)) <= ipc.MAX_PATH_NBYTES - _BELOW_NBYTES
+    return chosen if is_short else Path("/tmp") / name  # noqa: S108  checked by folders.make
 
 
 def start(feeders: int) -> None:
@@ -121,8 +138,17 @@ def start(feeders: int) -> None:
             for name in (FAILED_NAME, PID_NAME, SOCKET_NAME, CONTROL_NAME, HOST_NAME, FEEDERS_NAME):
                 (home / name).unlink(missing_ok=True)
             (home / FEEDERS_NAME).write_text(str(most))
+            _remove_failed(home.parent)
             _launch(home, most)
     _asked = most
+
+
+def _remove_failed(base: Path) -> None:
+    """Removes the folders of earlier services that could not start."""
+    for failed in base.glob(f"*/{FAILED_NAME}"):
+        with contextlib.suppress(OSError):
+            if time.time() - failed.stat().st_mtime > _STALE_S and not lives(failed.parent / PID_NAME):
+                folders.remove_tree(failed.parent)
 
 
 def ensure(feeders: int) -> None:
