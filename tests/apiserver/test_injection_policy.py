@@ -112,6 +112,16 @@ def test_named_container_is_the_policys_too(installed: Installed) -> None:
     assert made["initContainers"][0]["securityContext"]["runAsUser"] == 7
 
 
+def test_pods_of_a_job_with_tls_pass_the_guard(installed: Installed) -> None:
+    job(installed, "sealed", loader={"tls": True})
+    thing = {**pod(), "metadata": {"labels": {"dataloading.dev/inject": "sealed"}}}
+    until(lambda: installed.accepts(thing), 30, "the API server has seen the job")
+    (key,) = [v for v in installed.create(thing)["spec"]["volumes"] if v["name"] == "dataloaderjob-key"]
+    assert key["projected"]["sources"][0]["secret"]["name"] == "sealed-attach"
+    foreign = inject(thing, bert())
+    assert "the sidecar is not that of DataLoaderJob sealed" in installed.refusal(foreign)
+
+
 DEVICES = requesting(nvidia_com__gpu="1")
 REFUSED = {
     "ambiguous": pod(container("a"), container("b")),
@@ -125,6 +135,9 @@ REFUSED = {
     "the sidecar's volume": pod(volumes=[{"name": "dataloaderjob-run", "emptyDir": {}}]),
     "the node's DNS by name": pod(dnsPolicy="Default"),
     "the sidecar's port": pod(container("a", ports=[{"containerPort": 9400}])),
+    "the sidecar's port in a sidecar": pod(
+        initContainers=[container("a", restartPolicy="Always", ports=[{"containerPort": 9400}])]
+    ),
     "Windows": pod(os={"name": "windows"}),
     "two, and no GPU": pod(container("a", **requesting(nvidia_com__gpu="0")), container("b")),
 }  # fmt: skip

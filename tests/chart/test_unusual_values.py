@@ -104,6 +104,18 @@ def test_condition_of_an_umbrella_chart_is_accepted() -> None:
     assert render("--set", "enabled=true") == render()
 
 
+KEPT = (
+    "resources.limits.cpu=null", "injection.resources.limits.cpu=null", "nodeSelector.a=null", "podAnnotations=null",
+    "imageRegistry=reg.local/Proj", "imageRegistry=my_reg.local:5000/foo", "feederImage.pullPolicy=Always",
+    "networkPolicy.enabled=false,networkPolicy.apiServerPorts=null", "leaderElection=null",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("option", KEPT)
+def test_unset_and_older_values_still_render(option: str) -> None:
+    assert render(*WEBHOOK, "--set", option)
+
+
 @pytest.mark.parametrize("option", ["fsGroup=none", "fsGroup=null"])
 def test_group_of_jobs_can_be_left_to_the_namespace(option: str) -> None:
     (container,) = render("--set", option)["Deployment", "r-operator"]["spec"]["template"]["spec"][
@@ -169,13 +181,12 @@ REFUSED = {
     "a slow retry": ("leaderElection.retryPeriodSeconds=6", "must be less than half of renewDeadlineSeconds"),
     "a removed number": ("workers=null", "missing property 'workers'"),
     "a removed section": ("injection=null", "missing property 'injection'"),
-    "a selector that is a boolean": ("nodeSelector.gpu=true", "got boolean, want string"),
+    "a selector that is a boolean": ("nodeSelector.gpu=true", "got boolean, want null or string"),
     "a misspelled effect": ("tolerations[0].effect=NoSchedul", "value must be one of"),
     "a misspelled pull secret": ("imagePullSecrets[0].nmae=x", "additional properties 'nmae' not allowed"),
     "misspelled limits": ("resources.limit.cpu=1", "additional properties 'limit' not allowed"),
     "a repository with a tag": ("image.repository=ghcr.io/x/op:v1", "does not match pattern"),
     "a registry with a scheme": ("imageRegistry=https://reg.x/", "does not match pattern"),
-    "a policy without an effect": ("feederImage.pullPolicy=Always", "additional properties 'pullPolicy' not allowed"),
     "a namespace that cannot exist": ("namespaces={Team_A}", "does not match pattern"),
     "a group that is a word": ("fsGroup=nobody", "does not match pattern"),
 }  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import io
 import os
 import subprocess
@@ -12,7 +13,7 @@ import pytest
 
 from dataloaderjob.advise.command import advise
 from dataloaderjob.core.errors import InputError, ServiceUnavailable
-from dataloaderjob.core.places import FAILED_NAME, FOLDER_VARIABLE
+from dataloaderjob.core.places import FAILED_NAME, FOLDER_VARIABLE, LOCK_NAME
 from dataloaderjob.local import forks
 from dataloaderjob.local.cli import complete_streams, main
 from dataloaderjob.local.outputs import write_output
@@ -92,6 +93,14 @@ def test_pipe_is_written_to_and_not_replaced(tmp_path: Path) -> None:
     assert Path("/dev/null").is_char_device()
 
 
+def test_file_behind_standard_output_is_appended_to(tmp_path: Path) -> None:
+    path = tmp_path / "all.yaml"
+    path.write_text("before\n")
+    with path.open("a") as file:
+        write_output(f"/proc/{os.getpid()}/fd/{file.fileno()}", "after\n")
+    assert path.read_text() == "before\nafter\n"
+
+
 def test_link_is_kept_and_its_target_keeps_its_mode(tmp_path: Path) -> None:
     target, link = tmp_path / "target", tmp_path / "link"
     target.write_text("before")
@@ -128,15 +137,18 @@ def test_temporary_folder_with_a_long_path_gives_way_to_tmp(
 
 
 def test_folders_of_failed_services_are_removed_after_a_while(tmp_path: Path) -> None:
-    for name, age_s in (("old", 2 * private._STALE_S), ("new", 0.0)):
+    for name, age_s in (("old", 2 * private._STALE_S), ("locked", 2 * private._STALE_S), ("new", 0.0)):
         home = tmp_path / name
         private.folders.make(home, "")
         private.folders.mark(home)
         (home / FAILED_NAME).write_text("why")
+        (home / LOCK_NAME).touch()
         then = (home / FAILED_NAME).stat().st_mtime - age_s
         os.utime(home / FAILED_NAME, (then, then))
-    private._remove_failed(tmp_path)
-    assert os.listdir(tmp_path) == ["new"]
+    with (tmp_path / "locked" / LOCK_NAME).open("r+") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        private._remove_failed(tmp_path)
+    assert sorted(os.listdir(tmp_path)) == ["locked", "new"]
 
 
 def test_deleted_working_folder_gives_way_to_the_root(

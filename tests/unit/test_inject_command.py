@@ -145,6 +145,10 @@ NOTICES = {
         {"apiVersion": "sparkoperator.k8s.io/v1beta2", "kind": "SparkApplication", "spec": {"image": "spark:4"}},
         "SparkApplication of sparkoperator.k8s.io/v1beta2 is left unchanged, because the place",
     ),
+    "a TrainJob whose own label reaches no pod": (
+        {**TRAIN, "metadata": {"labels": {"dataloading.dev/inject": "bert"}}},
+        "is left unchanged: its pods come from a",
+    ),
     "a cron workflow": (
         {"apiVersion": "argoproj.io/v1alpha1", "kind": "CronWorkflow", "spec": {}},
         "left unchanged: its templates are not pod templates",
@@ -169,7 +173,7 @@ def test_object_that_is_left_alone_is_reported(
 
 
 def test_objects_without_pods_pass_in_silence(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    service = {"apiVersion": "v1", "kind": "Service", "spec": {"ports": [{"port": 1}]}}
+    service = {"apiVersion": "v1", "kind": "Service", **LABELED, "spec": {"selector": LABELED}}
     assert main(["inject", "-f", str(write(tmp_path, service, pod())), "-j", str(JOB_FILE)]) == 0
     assert capsys.readouterr().err == ""
 
@@ -401,3 +405,25 @@ def test_output_to_a_pipe_is_written_into_it(tmp_path: Path, capsys: pytest.Capt
     finally:
         os.close(reader)
     assert pipe.is_fifo()
+
+
+def test_placeholders_of_templates_pass_where_nothing_depends_on_them(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    thing = pod(
+        container("a", resources={"limits": {"nvidia.com/gpu": "${GPUS}", "cpu": None, "memory": None}})
+    )
+    assert sidecars(run("-f", write(tmp_path, thing), "-j", JOB_FILE, capsys=capsys))[0]
+
+
+def test_merge_at_the_start_of_a_container_keeps_its_comments(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = (
+        "x: &m {image: acme:1}\n" + yaml.safe_dump({"apiVersion": "v1", "kind": "Pod", **LABELED})
+        + "spec:\n  containers:\n  - <<: *m  # shared\n    name: a  # trains\n"
+    )  # fmt: skip
+    path = tmp_path / "pod.yaml"
+    path.write_text(text)
+    left = iter(run("-f", path, "-j", JOB_FILE, capsys=capsys).splitlines())
+    assert all(line in left for line in text.splitlines())

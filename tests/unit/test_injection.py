@@ -132,6 +132,10 @@ REFUSED = {
     "the port of the metrics": (
         pod(container("a", ports=[{"containerPort": 9400}])), {}, "set spec.sidecar.metricsPort of the DataLoaderJob",
     ),
+    "the port of the metrics in a sidecar": (
+        pod(initContainers=[container("a", restartPolicy="Always", ports=[{"containerPort": 9400}])]), {},
+        "the port 9400",
+    ),
     "a volume of the user's with the sidecar's name": (
         pod(volumes=[{"name": "dataloaderjob-run", "hostPath": {"path": "/nvme"}}]), {}, "rename it in the pod",
     ),
@@ -168,6 +172,11 @@ def test_pod_that_cannot_be_injected_is_refused(before: Any, spec: Any, message:
     with pytest.raises(CannotInject, match=message):
         inject(before, bert(**{"trainers": {"attach": {}}, **spec}))
     assert before == kept
+
+
+def test_port_of_another_protocol_is_no_conflict() -> None:
+    ports = [{"containerPort": 9400, "protocol": "UDP"}]
+    assert sidecar(inject(pod(container("a", ports=ports)), bert()))
 
 
 def test_host_network_with_the_clusters_dns_is_injected() -> None:

@@ -3,7 +3,9 @@
 {{- if eq .Chart.Name "dataloaderjob" -}}
 {{ .Release.Name }}
 {{- else -}}
-{{ printf "%s-%s" .Release.Name .Chart.Name | trunc 63 | trimSuffix "-" }}
+{{- $name := printf "%s-%s" .Release.Name .Chart.Name -}}
+{{- if gt (len $name) 63 }}{{ $name = printf "%s-%s" (regexReplaceAll "[^a-z0-9]+$" (trunc 56 $name) "") ($name | sha256sum | trunc 6) }}{{ end -}}
+{{ $name }}
 {{- end -}}
 {{- end }}
 

@@ -19,7 +19,7 @@ MAX_ALIASED = 100_000
 of aliases can stand for billions of values."""
 MAX_DEPTH = 64
 BOM = "\ufeff"
-_MERGE = "tag:yaml.org,2002:merge"
+MERGE = "tag:yaml.org,2002:merge"
 _STRING = "tag:yaml.org,2002:str"
 _NOT_RESOLVED = ("tag:yaml.org,2002:timestamp", "tag:yaml.org,2002:value")
 
@@ -203,7 +203,7 @@ class _Scan:
         first: dict[str, int] = {}
         for key, value in node.value:
             line = key.start_mark.line + self._first_line
-            if key.tag == _MERGE:
+            if key.tag == MERGE:
                 self.has_merges = True
                 self.visit(value, path, depth + 1, aliased=aliased)
                 continue

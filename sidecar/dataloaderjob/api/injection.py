@@ -300,10 +300,17 @@ def _devices(container: Object) -> Iterator[str]:
     """Yields the accelerators that a container requests."""
     asked = container.get("resources") or {}
     amounts = [*(asked.get("requests") or {}).items(), *(asked.get("limits") or {}).items()]
-    for name in {name: None for name, amount in amounts if Quantity(str(amount or 0)) != Quantity("0")}:
+    for name in {name: None for name, amount in amounts if not _is_zero(amount)}:
         domain, slash, _ = str(name).rpartition("/")
         if slash and not any(domain == free or domain.endswith(f".{free}") for free in DEVICE_FREE):
             yield name
+
+
+def _is_zero(amount: Any) -> bool:
+    try:
+        return Quantity(str(amount or 0)) == Quantity("0")
+    except ValueError:  # a placeholder of a template
+        return False
 
 
 def _check(spec: Object, trainer: Object, metrics_port: int) -> None:
@@ -333,8 +340,10 @@ def _check(spec: Object, trainer: Object, metrics_port: int) -> None:
         )
     if (spec.get("os") or {}).get("name") == "windows":
         raise CannotInject("the pod runs on Windows, but the sidecar runs on Linux: use Linux nodes")
-    for container in spec["containers"]:
-        if any(port.get("containerPort") == metrics_port for port in container.get("ports") or ()):
+    beside = (c for c in spec.get("initContainers") or () if c.get("restartPolicy") == "Always")
+    for container in (*spec["containers"], *beside):
+        ports = [port for port in container.get("ports") or () if port.get("protocol") in (None, "TCP")]
+        if any(port.get("containerPort") == metrics_port for port in ports):
             raise CannotInject(
                 f"the container {container.get('name')} has the port {metrics_port}, where the sidecar serves its "
                 "metrics: set spec.sidecar.metricsPort of the DataLoaderJob to another port"
@@ -365,13 +374,15 @@ def _check_mappings(owner: str, thing: Object, fields: Sequence[str]) -> None:
 
 
 def _check_amounts(owner: str, resources: Object) -> None:
+    """Checks the amounts on which the sidecar's own amounts depend. A template may have placeholders in others."""
     _check_mappings(f"the resources of {owner}", resources, ("requests", "limits"))
-    for field in ("requests", "limits"):
-        for name, amount in (resources.get(field) or {}).items():
-            if amount is None:
+    limits = resources.get("limits") or {}
+    for field, amounts in (("limits", limits), ("requests", resources.get("requests") or {})):
+        for name in ("cpu", "memory"):
+            if limits.get(name) is None or amounts.get(name) is None:
                 continue
             try:
-                Quantity(str(amount))
+                Quantity(str(amounts[name]))
             except ValueError as exc:
                 raise CannotInject(f"{field}.{name} of {owner}: {exc}") from exc
 

@@ -150,7 +150,9 @@ def is_guaranteed(pod: Object) -> bool:
         limits = asked.get("limits") or {}
         requests = {**limits, **(asked.get("requests") or {})}
         if not all(
-            name in limits and Quantity(str(limits[name])) == Quantity(str(requests[name]))
+            limits.get(name) is not None
+            and requests.get(name) is not None
+            and Quantity(str(limits[name])) == Quantity(str(requests[name]))
             for name in ("cpu", "memory")
         ):
             return False

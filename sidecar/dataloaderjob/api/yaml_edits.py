@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from dataloaderjob.api.documents import Document, Part, is_alias, values
+from dataloaderjob.api.documents import MERGE, Document, Part, is_alias, values
 from dataloaderjob.core.errors import InputError
 
 _WIDE = 1 << 20
@@ -106,6 +106,7 @@ class _Edits:
         first = node.value[0][0]
         return (
             first.value in after
+            or first.tag == MERGE
             or not self.text[self._line(first.start_mark.index) : first.start_mark.index].strip()
         )
 

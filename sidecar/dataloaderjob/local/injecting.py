@@ -127,6 +127,7 @@ class _Work:
     def _job(self, name: str, namespace: str | None) -> DataLoaderJob:
         named = [job for job in self.jobs if job.name == name]
         fitting = [job for job in named if namespace is None or job.metadata.namespace in (None, namespace)]
+        fitting = [job for job in fitting if namespace and job.metadata.namespace == namespace] or fitting
         source = self.request.manifest or self.request.source
         if len(fitting) > 1:
             where = ", ".join(str(job.metadata.namespace) for job in fitting)
@@ -151,7 +152,9 @@ class _Work:
         if not isinstance(thing, Mapping):
             return
         group = str(thing.get("apiVersion")).rpartition("/")[0]
-        if thing.get("kind") != KIND and any(LABEL in _labels(part) for part in _parts(thing)):
+        if not group or thing.get("kind") in (KIND, "CustomResourceDefinition"):
+            return  # an object without pods, such as a Service
+        if any(LABEL in _labels(part) for value in thing.values() for part in _parts(value)):
             self.notices.append(
                 f"{where} is left unchanged: the cluster injects its pods when it creates them"
             )
@@ -236,7 +239,9 @@ def run(request: Request, output: str | None, *, in_place: bool) -> None:
         sys.stderr.write(f"dataloaderjob: {request.source}: {notice}\n")
     target = request.source if in_place else output
     if target is None or target == STDIN:
-        sys.stdout.write(found.text)
+        sys.stdout.flush()
+        sys.stdout.buffer.write(found.text.encode())  # as in a file, whatever the terminal's encoding
+        sys.stdout.buffer.flush()
     elif found.changed or not in_place:
         write_output(target, found.text)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import stat
 import tempfile
 from pathlib import Path
@@ -16,7 +17,7 @@ def write_output(target: str | Path, text: str) -> None:
     not replaced. Raises InputError if that is impossible."""
     try:
         if _is_special(target):
-            with open(target, "w", encoding="utf-8", newline="") as file:
+            with open(target, "a", encoding="utf-8", newline="") as file:
                 file.write(text)
         else:
             _replace(Path(target).resolve(), text)
@@ -28,6 +29,8 @@ def write_output(target: str | Path, text: str) -> None:
 
 
 def _is_special(target: str | Path) -> bool:
+    if re.match(r"/dev/(?!shm/)|/proc/", str(target)):
+        return True  # /dev/stdout may be a file to which a shell appends
     try:
         return not stat.S_ISREG(os.stat(target).st_mode)
     except FileNotFoundError:

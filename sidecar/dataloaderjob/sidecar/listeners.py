@@ -7,6 +7,7 @@ trainers.
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import os
 import selectors
@@ -259,10 +260,13 @@ class TrainerListener(Listener[Guest]):
         self._sock.close()
 
 
+_SHORTAGES = (errno.EFBIG, errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC)
+
+
 def _reason(exc: Exception) -> str:
     if isinstance(exc, DataLoaderJobError):
         return str(exc)
-    if isinstance(exc, OSError):
+    if isinstance(exc, OSError) and exc.errno in _SHORTAGES:
         return f"its files or memory cannot be set up on this machine ({first_line(exc)}): check `ulimit -a`"
     return f"the message is invalid ({first_line(exc)}): install the same dataloaderjob version on both sides"
 

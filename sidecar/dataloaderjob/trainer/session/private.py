@@ -57,8 +57,8 @@ _RUN_VARIABLES = (
 
 _BELOW_NBYTES = 32
 """Length of the longest path of a socket below the folder of all services."""
-_STALE_S = 600.0
-"""Age of the folder of a service that could not start after which no rank needs its message any more."""
+_STALE_S = 86_400.0
+"""Age after which no rank needs the message of a service that failed."""
 
 _asked = 0
 """Largest number of feeders that this process has requested."""
@@ -89,7 +89,7 @@ def folder() -> Path:
         return _folder()
     except OSError as exc:
         raise ServiceUnavailable(
-            f"the folder {exc.filename} of the feeders cannot be created ({exc.strerror}): {REMEDY}"
+            f"the folder {exc.filename or FOLDER_VARIABLE} of the feeders cannot be created ({exc.strerror}): {REMEDY}"
         ) from exc
 
 
@@ -144,11 +144,16 @@ def start(feeders: int) -> None:
 
 
 def _remove_failed(base: Path) -> None:
-    """Removes the folders of earlier services that could not start."""
+    """Removes the folders of services that failed a day ago, unless another rank is about to use them."""
     for failed in base.glob(f"*/{FAILED_NAME}"):
         with contextlib.suppress(OSError):
-            if time.time() - failed.stat().st_mtime > _STALE_S and not lives(failed.parent / PID_NAME):
-                folders.remove_tree(failed.parent)
+            fd = os.open(failed.parent / LOCK_NAME, os.O_RDWR | os.O_NOFOLLOW | os.O_CLOEXEC)
+            try:
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if time.time() - failed.stat().st_mtime > _STALE_S and not lives(failed.parent / PID_NAME):
+                    folders.remove_tree(failed.parent)
+            finally:
+                os.close(fd)
 
 
 def ensure(feeders: int) -> None:
