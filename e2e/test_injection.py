@@ -54,9 +54,14 @@ def test_labeled_pods_of_three_kinds_print_the_digest_of_own_trainers(
         assert made["spec"]["initContainers"][0]["restartPolicy"] == "Always", "ours is the first"
 
 
-def test_pod_of_any_user_and_without_a_group_trains_on_feeders(operator: Cluster, namespace: str) -> None:
+@pytest.mark.parametrize("tls", [False, True], ids=["plain", "tls"])
+def test_pod_of_any_user_and_without_a_group_trains_on_feeders(
+    tls: bool, operator: Cluster, namespace: str
+) -> None:
     """The usual image: no fsGroup, and another user than the sidecar's."""
-    operator.apply(namespace, attached("bert"))
+    made = attached("bert")
+    made["spec"].setdefault("loader", {})["tls"] = tls
+    operator.apply(namespace, made)
     pod = {**RESTRICTED_POD}
     pod.pop("runAsUser", None)
     found = plain_job("bert", securityContext=pod)
