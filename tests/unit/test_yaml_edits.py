@@ -10,7 +10,7 @@ import pytest
 import yaml
 from hypothesis import given
 
-from dataloaderjob.api.documents import Document, Loader, Part, parsed, parts
+from dataloaderjob.api.documents import Document, FilePart, Loader, parsed, parts
 from dataloaderjob.api.yaml_edits import CannotEdit, edited
 
 TEXT = """\
@@ -37,7 +37,7 @@ DATA: dict[str, Any] = {
 }
 
 
-def documents_of(text: str) -> tuple[Part, list[Document]]:
+def documents_of(text: str) -> tuple[FilePart, list[Document]]:
     (found,) = parsed(text, "")
     return found
 

@@ -62,7 +62,7 @@ class Document:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Part:
+class FilePart:
     """A part of a file that is edited by itself: a JSON value, or the whole file if it is YAML."""
 
     start: int
@@ -81,7 +81,7 @@ class Checker(_FastLoader):  # type: ignore[misc]
     yaml_implicit_resolvers = Loader.yaml_implicit_resolvers
 
 
-def values(part: Part) -> list[Any]:
+def values(part: FilePart) -> list[Any]:
     """Returns the values of all non-empty documents. Raises yaml.YAMLError, and ValueError for JSON or for a value such
     as a number that is too long."""
     if part.is_json:
@@ -94,7 +94,7 @@ def values(part: Part) -> list[Any]:
     return [value for value in found if value is not None]
 
 
-def parts(text: str) -> list[Part]:
+def parts(text: str) -> list[FilePart]:
     """Splits a file into its parts, without a byte order mark. A JSON file may contain several values one after
     another, as kubectl accepts."""
     first = 1 if text.startswith(BOM) else 0
@@ -107,13 +107,13 @@ def parts(text: str) -> list[Part]:
                 _, position = decoder.raw_decode(text, start)
             except (ValueError, RecursionError):
                 break
-            found.append(Part(start=start, text=text[start:position], is_json=True))
+            found.append(FilePart(start=start, text=text[start:position], is_json=True))
         else:
             return found
-    return [Part(start=first, text=text[first:], is_json=False)]
+    return [FilePart(start=first, text=text[first:], is_json=False)]
 
 
-def readable(part: Part) -> str:
+def readable(part: FilePart) -> str:
     """Returns a text of the same length that PyYAML can read. Kubernetes accepts tabs between the words of a line, and
     in JSON anywhere. It also accepts all characters in JSON strings."""
     if part.is_json:
@@ -235,7 +235,7 @@ def _not_yaml(exc: Exception, first_line: int, text: str) -> Problem:
     return Problem(path="", found=found, use=use, line=mark.line + first_line if mark else None)
 
 
-def parsed(text: str, source: str) -> list[tuple[Part, list[Document]]]:
+def parsed(text: str, source: str) -> list[tuple[FilePart, list[Document]]]:
     """Returns the parts of a file and their documents. Raises ManifestError."""
     found = []
     for part in parts(text):
@@ -246,13 +246,17 @@ def parsed(text: str, source: str) -> list[tuple[Part, list[Document]]]:
     return found
 
 
-def within(document: Document, path: Path) -> Document:
-    """Returns a part of a document as a document."""
-    data = document.data
+def value_at(data: Any, path: Path) -> Any:
     for step in path:
         data = data[step]
+    return data
+
+
+def within(document: Document, path: Path) -> Document:
+    """Returns a part of a document as a document."""
     if not path:
         return document
+    data = value_at(document.data, path)
     lines = {place[len(path) :]: line for place, line in document.lines.items() if place[: len(path)] == path}
     own = tuple(problem for problem in document.problems if problem.path.startswith(spell(path)))
     return Document(data=data, lines=lines, line=lines.get((), document.line), problems=own)

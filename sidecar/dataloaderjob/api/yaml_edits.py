@@ -17,7 +17,7 @@ from typing import Any
 
 import yaml
 
-from dataloaderjob.api.documents import MERGE, Document, Part, is_alias, values
+from dataloaderjob.api.documents import MERGE, Document, FilePart, is_alias, values
 from dataloaderjob.core.errors import InputError
 
 _WIDE = 1 << 20
@@ -49,9 +49,8 @@ class _Edits:
     def applied(self) -> str:
         pieces: list[str] = []
         position = 0
-        for start, end, new in sorted(
-            self.made, key=lambda edit: edit[:2]
-        ):  # those in one place in their order
+        # Edits in one place stay in their order.
+        for start, end, new in sorted(self.made, key=lambda edit: edit[:2]):
             pieces += (self.text[position:start], new)
             position = end
         return "".join((*pieces, self.text[position:]))
@@ -65,40 +64,29 @@ class _Edits:
             block = self.made.pop()[2] + block
         self.made.append((position, position, block))
 
-    def change(self, node: yaml.Node, before: Any, after: Any, key: yaml.Node | None, column: int) -> None:
+    def change(
+        self, node: yaml.Node, before: Any, after: Any, key: yaml.Node | None, column: int, *, in_flow: bool = False
+    ) -> None:  # fmt: skip
         """Changes a value. `key` is the node of its key in a mapping, or None in a list. `column` is the column of the
-        mapping or list that contains the value."""
+        mapping or list that contains the value. `in_flow`: the value is between braces or brackets."""
         if same(before, after):
             return
+        stays = isinstance(node, yaml.CollectionNode) and node.value and after and type(before) is type(after)
         if is_alias(node):  # its anchor may get the same change
             self.aliases.append(node.start_mark.line)
-        elif isinstance(node, yaml.MappingNode) and isinstance(after, Mapping) and node.value and after:
-            if node.flow_style:
-                self._flow_mapping(node, before, after)
-            elif self._keeps_its_first_line(node, after):
-                self._mapping(node, before, after)
-            else:
-                self._replace(node, after, key, column)
-        elif isinstance(node, yaml.SequenceNode) and isinstance(after, list) and node.value and after:
-            if node.flow_style:
-                self._flow_sequence(node, before, after)
-            elif key is not None:
-                self._sequence(node, before, after, key)
-            else:
-                self._replace(node, after, key, column)
+        elif stays and isinstance(node, yaml.MappingNode) and node.flow_style:
+            self._flow_mapping(node, before, after)
+        elif stays and isinstance(node, yaml.SequenceNode) and node.flow_style:
+            self._flow_sequence(node, before, after)
+        elif stays and isinstance(node, yaml.MappingNode) and self._keeps_its_first_line(node, after):
+            self._mapping(node, before, after)
+        elif stays and isinstance(node, yaml.SequenceNode) and key is not None:
+            self._sequence(node, before, after, key)
+        elif in_flow or self.is_json:
+            start = node.start_mark.index
+            self.made.append((start, node.end_mark.index, self._in_flow(after, start)))
         else:
             self._replace(node, after, key, column)
-
-    def change_in_flow(self, node: yaml.Node, before: Any, after: Any) -> None:
-        """Changes a value between braces or brackets."""
-        is_edited = (
-            isinstance(node, yaml.CollectionNode) and node.value and after and type(before) is type(after)
-        )
-        if is_alias(node) or is_edited:
-            self.change(node, before, after, None, 0)
-        elif not same(before, after):
-            start, end = node.start_mark.index, node.end_mark.index
-            self.made.append((start, end, self._in_flow(after, start)))
 
     def _keeps_its_first_line(self, node: yaml.MappingNode, after: Mapping[str, Any]) -> bool:
         """Checks whether a mapping can be edited line by line. It cannot if its first key is removed and other text
@@ -155,10 +143,7 @@ class _Edits:
                 yield low, high, after[new_low:new_high]
                 continue
             for index, wanted in zip(range(low, high), after[new_low:new_high], strict=True):
-                if column is None:
-                    self.change_in_flow(items[index], before[index], wanted)
-                else:
-                    self.change(items[index], before[index], wanted, None, column)
+                self.change(items[index], before[index], wanted, None, column or 0, in_flow=column is None)
 
     def _flow_mapping(self, node: yaml.MappingNode, before: Any, after: Mapping[str, Any]) -> None:
         spans = [
@@ -170,7 +155,7 @@ class _Edits:
             if name not in after or name not in before or same(before[name], after[name]):
                 continue
             if value.start_mark.index < value.end_mark.index:
-                self.change_in_flow(value, before[name], after[name])
+                self.change(value, before[name], after[name], None, 0, in_flow=True)
             else:
                 colon = "" if ":" in self.text[key.end_mark.index : value.end_mark.index] else ":"
                 end = max(key.end_mark.index, value.end_mark.index)
@@ -221,9 +206,6 @@ class _Edits:
 
     def _replace(self, node: yaml.Node, after: Any, key: yaml.Node | None, column: int) -> None:
         start, end = node.start_mark.index, node.end_mark.index
-        if self.is_json:
-            self.made.append((start, end, self._in_flow(after, start)))
-            return
         has_lines = _is_block(node) or getattr(node, "style", None) in ("|", ">")
         if key is None:
             if has_lines:
@@ -292,7 +274,7 @@ class _Edits:
         return self.text.find("\n", index) + 1 or len(self.text)
 
 
-def edited(part: Part, documents: Sequence[Document], wanted: Sequence[Any]) -> str:
+def edited(part: FilePart, documents: Sequence[Document], wanted: Sequence[Any]) -> str:
     """Returns the part's text with changed documents. `documents` are those of the part, and `wanted` their new values.
 
     Raises CannotEdit if the edited text would have other values.
@@ -304,7 +286,7 @@ def edited(part: Part, documents: Sequence[Document], wanted: Sequence[Any]) -> 
         edits.change(document.node, document.data, after, None, 0)
     made = edits.applied()
     try:
-        found = values(Part(start=part.start, text=made, is_json=part.is_json))
+        found = values(FilePart(start=part.start, text=made, is_json=part.is_json))
     except (yaml.YAMLError, ValueError):
         found = []
     if not same(found, list(wanted)):

@@ -13,7 +13,7 @@ from typing import Any
 from dataloaderjob import __version__
 from dataloaderjob.api import KIND, DataLoaderJob, ManifestError
 from dataloaderjob.api.base import Path, spell
-from dataloaderjob.api.documents import BOM, Document, Part, parsed, within
+from dataloaderjob.api.documents import BOM, Document, FilePart, parsed, value_at, within
 from dataloaderjob.api.injection import LABEL, inject, injection
 from dataloaderjob.api.load import decode, parse_job
 from dataloaderjob.api.plain import Object
@@ -81,7 +81,7 @@ class _Work:
         data = _unshared(document.data)
         found = pod_templates(data)
         for path, kind in found.unknown:
-            self._unknown(_part(data, path), f"line {_line(document, path)}: {kind}")
+            self._unknown(value_at(data, path), f"line {_line(document, path)}: {kind}")
         self._misplaced(data, found.templates, document)
         for template in found.templates:
             if (name := self._job_of(template, document)) is not None:
@@ -219,7 +219,7 @@ def _jobs(documents: Sequence[Document], source: str) -> list[DataLoaderJob]:
     return found
 
 
-def _edited(text: str, part: Part, documents: Sequence[Document], wanted: list[Any], source: str) -> str:
+def _edited(text: str, part: FilePart, documents: Sequence[Document], wanted: list[Any], source: str) -> str:
     try:
         return edited(part, documents, wanted)
     except CannotEdit as exc:
@@ -281,17 +281,11 @@ def _unshared(value: Any) -> Any:
     return [_unshared(inner) for inner in value] if isinstance(value, list) else value
 
 
-def _part(data: Any, path: Path) -> Any:
-    for part in path:
-        data = data[part]
-    return data
-
-
 def _with_part(data: Any, path: Path, value: Any) -> Any:
     """Sets a part of a document, and returns the document. If the path is empty, returns `value`."""
     if not path:
         return value
-    _part(data, path[:-1])[path[-1]] = value
+    value_at(data, path[:-1])[path[-1]] = value
     return data
 
 
