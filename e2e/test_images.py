@@ -37,11 +37,13 @@ MODULES = (
     "pyarrow",
     "pip",
     "dataloaderjob",
+    "dataloaderjob_operator",
 )
+WHEEL = {"dataloaderjob", "dataloaderjob_operator"}
 HAS = {
-    OPERATOR: {"pydantic", "kopf", "kubernetes", "yaml", "dataloaderjob"},
+    OPERATOR: WHEEL | {"pydantic", "kopf", "kubernetes", "yaml"},
     SIDECAR: {"dataloaderjob"},
-    FEEDER: {"torch", "ray", "numpy", "pyarrow", "pydantic", "yaml", "pip", "dataloaderjob"},
+    FEEDER: WHEEL | {"torch", "ray", "numpy", "pyarrow", "pydantic", "yaml", "pip"},
 }
 
 
