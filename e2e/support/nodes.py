@@ -25,11 +25,21 @@ def seconds_since(moment: datetime) -> float:
 
 
 def start_again(cluster: Cluster, node: str) -> None:
-    """The node's container, until the node is ready again."""
+    """The node's container, until the node is ready again, and what ran on it: other tests need the webhooks there."""
     run(["docker", "start", node])
     until(lambda: not_ready_since(cluster, node) is None, timeout_s=120, what=f"node {node} ready again")
     for network in cluster.kubectl("get", "daemonsets", "-n", "kube-system", "-o", "name").split():
         cluster.kubectl("rollout", "status", network, "-n", "kube-system", "--timeout=120s")
+    until(lambda: not _unavailable(cluster), timeout_s=120, what="all Deployments available")
+
+
+def _unavailable(cluster: Cluster) -> list[str]:
+    found = json.loads(cluster.kubectl("get", "deployments", "-A", "-o", "json"))["items"]
+    return [
+        one["metadata"]["name"]
+        for one in found
+        if one["status"].get("availableReplicas", 0) < one["spec"]["replicas"]
+    ]
 
 
 def keep_operator_off(cluster: Cluster, node: str) -> None:

@@ -16,8 +16,12 @@ FEEDERS = 4
 
 
 def pss(pid: int) -> int:
-    """Bytes of this process, with its share of what others map too."""
-    for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines():
+    """Bytes of this process, with its share of what others map too; 0 if it has ended meanwhile."""
+    try:
+        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0
+    for line in text.splitlines():
         if line.startswith("Pss:"):
             return int(line.split()[1]) * 1024
     raise AssertionError("no Pss")
