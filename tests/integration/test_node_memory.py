@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import psutil
 import pytest
 from big_data import Big
 from rig import Rig
 
 from dataloaderjob import DataLoader
+from processes import rollup
 
 NBYTES = 1_000_000_000
 FEEDERS = 4
@@ -18,13 +17,9 @@ FEEDERS = 4
 def pss(pid: int) -> int:
     """Bytes of this process, with its share of what others map too; 0 if it has ended meanwhile."""
     try:
-        text = Path(f"/proc/{pid}/smaps_rollup").read_text()
+        return rollup(pid)["Pss"] * 1024
     except (FileNotFoundError, ProcessLookupError):
         return 0
-    for line in text.splitlines():
-        if line.startswith("Pss:"):
-            return int(line.split()[1]) * 1024
-    raise AssertionError("no Pss")
 
 
 def descendants(pids: list[int]) -> list[int]:

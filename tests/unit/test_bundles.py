@@ -27,6 +27,7 @@ from dataloaderjob.core.errors import InputError, RemoteProtocolError
 from dataloaderjob.shipping import bundles, pickling, snapshot
 from dataloaderjob.shipping.bundles import FIRST_BUFFER, load_bundle, make_bundle
 from dataloaderjob.shipping.pickling import MIN_BUFFER_NBYTES
+from processes import rollup
 
 
 class Arrays:
@@ -126,8 +127,7 @@ def test_two_loads_share_memory_until_one_writes(store: BlobStore) -> None:
 
 
 def anonymous_nbytes() -> int:
-    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
-    return sum(int(line.split()[1]) * 1024 for line in lines if line.startswith("Anonymous:"))
+    return rollup(os.getpid())["Anonymous"] * 1024
 
 
 def test_loading_keeps_no_descriptor_open(store: BlobStore, monkeypatch: pytest.MonkeyPatch) -> None:
