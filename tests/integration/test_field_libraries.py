@@ -17,6 +17,7 @@ from lhotse.dataset.input_strategies import AudioSamples
 from mmengine.dataset import BaseDataset, DefaultSampler, pseudo_collate
 from mmengine.structures import BaseDataElement, InstanceData
 from rig import Rig
+from torch.utils.data.dataloader import _BaseDataLoaderIter
 from torch_geometric.data import Data, HeteroData
 from torch_geometric.loader import DataLoader as GraphLoader
 
@@ -194,6 +195,9 @@ def words(n: int) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_speechbrains_padded_batches_arrive_without_pickle(rig: Rig, monkeypatch: pytest.MonkeyPatch):
+    # SpeechBrain replaces both when it is imported, and then torchdata's persistent iterators skip their reset.
+    for name in ("__init__", "_reset"):
+        monkeypatch.setattr(_BaseDataLoaderIter, name, getattr(_BaseDataLoaderIter, name))
     from speechbrain.dataio.batch import PaddedBatch
     from speechbrain.dataio.dataloader import SaveableDataLoader
     from speechbrain.dataio.dataset import DynamicItemDataset

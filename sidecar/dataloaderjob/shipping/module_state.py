@@ -247,27 +247,36 @@ def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
     main = sys.modules["__main__"]
     users.add(id(vars(main)))
     mine = user_modules.find()
-    found = []
+    found: list[tuple[str, str, Any]] = []
+    partials: dict[int, list[_Partial]] = {}
     for module_name, module in list(sys.modules.items()):
         own = getattr(module, "__dict__", None)
         if type(own) is not dict or module_name in mine or module is main or not _patchable(module_name, own):
             continue
-        found += [
-            (module_name, name, value)
-            for name, value in list(own.items())
-            if (type(value) is types.FunctionType and id(value.__globals__) in users)
-            or (type(value) is functools.partial and _is_replaced(own, name, value))
-        ]
+        for name, value in list(own.items()):
+            if type(value) is types.FunctionType and id(value.__globals__) in users:
+                found.append((module_name, name, value))
+            elif type(value) is functools.partial and getattr(value.func, "__name__", None) == name:
+                partials.setdefault(id(value), []).append(_Partial(module_name, name, value, own["__file__"]))
+    for places in partials.values():
+        if not any(map(_is_librarys_own, places)):
+            found += [(one.module, one.name, one.value) for one in places]
     return sorted(found, key=lambda patch: patch[:2])
 
 
-def _is_replaced(own: dict[str, Any], name: str, value: functools.partial[Any]) -> bool:
-    """Returns True if a script, rather than the library itself, has replaced the function `name` with this partial of
-    it."""
-    if getattr(value.func, "__name__", None) != name:
-        return False
-    lines = linecache.getlines(own["__file__"])
-    return not any(line.startswith(f"{name} = ") for line in lines)
+class _Partial(NamedTuple):
+    """A partial of the function `name`, as a global of that name in a library's module."""
+
+    module: str
+    name: str
+    value: functools.partial[Any]
+    file: str
+
+
+def _is_librarys_own(one: _Partial) -> bool:
+    """Returns True if the module itself, rather than a script, assigns the partial. Other modules of the library may
+    import it from there."""
+    return any(line.startswith(f"{one.name} = ") for line in linecache.getlines(one.file))
 
 
 def _patchable(name: str, own: dict[str, Any]) -> bool:
