@@ -44,7 +44,7 @@ export PATH := $(abspath $(VENV)/bin):$(PATH)
 
 .DEFAULT_GOAL := help
 SUITES := test-unit test-contract test-integration test-parity test-apiserver test-chart
-.PHONY: help env data apiserver constraints images run test test-ci test-all durations record-parity $(SUITES) test-gpu e2e check fuzz generate docs dist release-check sbom audit sign bench bench-full bench-petastorm bench-operator clean
+.PHONY: help env data apiserver constraints images run test test-ci test-all test-nightly durations record-parity $(SUITES) test-gpu e2e e2e-nightly check fuzz generate docs dist release-check sbom audit sign bench bench-full bench-petastorm bench-operator clean
 
 help:  ## lists the targets
 	@grep -hE '^[a-z0-9-]+:.*  ## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):.*  ## /\1\t/' | expand -t 18
@@ -140,16 +140,20 @@ run: $(VENV)/.run-installed data  ## the main job: trains through feeders, draws
 PYTEST := python -m pytest -n $(TEST_PROCESSES) --dist loadfile --no-loadscope-reorder --slowest-files 10
 
 test: env  ## the quick tests, which need only pip packages: 12 minutes on two cores
-	@echo "make test: the quick tests of all parts, about 12 minutes on two cores; make test-ci and make test-all run more"
+	@echo "make test: the quick tests of all parts, about 12 minutes on two cores; make test-ci, make test-all and make test-nightly run more"
 	$(PYTEST) -m "not slow and not system and not thorough" $(PYTEST_ARGS)
 
 test-ci: env apiserver  ## the quick tests, and those that need helm, etcd, FFmpeg's libraries or photographs
 	@echo "make test-ci: all tests without a cluster that are not slow, about 21 minutes on two cores"
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-all: env apiserver  ## all tests except those on a cluster or a GPU: 45 minutes
-	@echo "make test-all: all tests that need neither a cluster nor a GPU, about 45 minutes on two cores"
-	$(PYTEST) --hypothesis-profile full $(PYTEST_ARGS)
+test-all: env apiserver  ## every test that needs neither a cluster nor a GPU, without its nightly rows: 28 minutes
+	@echo "make test-all: every test that needs neither a cluster nor a GPU, about 28 minutes on two cores"
+	$(PYTEST) -m "not nightly" --hypothesis-profile new $(PYTEST_ARGS)
+
+test-nightly: env apiserver  ## the rows that make test-all leaves out, and more examples of each property: 30 minutes
+	@echo "make test-nightly: full products, many seeds, soaks and time limits, about 30 minutes on two cores"
+	$(PYTEST) -n 2 -m "nightly or hypothesis" --hypothesis-profile full $(PYTEST_ARGS)
 
 durations: env apiserver  ## runs all tests without a cluster, and records the time of each file in tests/durations.json
 	$(PYTEST) --record-durations $(PYTEST_ARGS)
@@ -178,8 +182,13 @@ test-apiserver: env apiserver  ## tests of the operator against an API server wi
 test-chart: env  ## tests of the rendered chart (helm is needed)
 	python -m pytest tests/chart $(PYTEST_ARGS)
 
+CLUSTER_PYTEST := python -m pytest e2e -n $(E2E_PROCESSES) --dist load --maxschedchunk 1
+
 e2e: env images  ## tests on a real cluster, which kind creates and deletes (docker, kind, kubectl and helm are needed)
-	python -m pytest e2e -n $(E2E_PROCESSES) --dist load --maxschedchunk 1 $(PYTEST_ARGS)
+	$(CLUSTER_PYTEST) -m "not nightly" $(PYTEST_ARGS)
+
+e2e-nightly: env images  ## tests that lose nodes, upgrade, wait for certificates or watch a load: 60 minutes
+	$(CLUSTER_PYTEST) -m nightly $(PYTEST_ARGS)
 
 check: env  ## format, lint, types, layers, workflows, subjects of commits
 	ruff format --check .

@@ -120,6 +120,7 @@ def test_one_feeder_becomes_as_many_as_training_needs(start: Callable[[Manifest]
     assert (condition["status"], condition["reason"]) == ("True", "Scaling"), scaled.job.why()
 
 
+@pytest.mark.nightly
 def test_documented_hpa_scales_a_job_to_the_recommended_number(start: Callable[[Manifest], Job]) -> None:
     """The autoscaler of the documentation, with the operator's own metric, and a stand-in for the adapter."""
     hpa = manifest_of(PAGE, "HorizontalPodAutoscaler")
@@ -186,6 +187,7 @@ def test_report_of_a_live_job_shows_waiting_feeders_and_verdict(
     assert re.search(r"The slowest samples .* index \d+ ", shown)
 
 
+@pytest.mark.nightly
 def test_a_constant_load_is_left_alone_and_half_of_it_scales_down(start: Callable[[Manifest], Job]) -> None:
     scaled = Scaled(start)
     took_s = scaled.reach()

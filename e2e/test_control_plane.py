@@ -44,6 +44,7 @@ def api_server(cluster: Cluster) -> str:
         return ""
 
 
+@pytest.mark.nightly
 def test_job_streams_through_an_api_server_restart_and_is_managed_again(operator: Cluster, start):
     streams: Job = start(stream("streams"))
     until(lambda: takes_batches(streams), timeout_s=180, what="batches", also=streams.why)

@@ -41,6 +41,7 @@ def keys(cluster: Cluster, namespace: str, pod: Manifest) -> dict[str, list[str]
     }
 
 
+@pytest.mark.nightly
 @pytest.mark.alone  # the lease is measured in seconds
 def test_main_job_on_an_existing_ray_outlives_its_supervisor(
     operator: Cluster, namespace: str, start, tmp_path: Path, record_testsuite_property

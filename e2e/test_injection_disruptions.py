@@ -113,6 +113,7 @@ def next_chart(cluster: Cluster, folder: Path) -> list[str]:
     return words
 
 
+@pytest.mark.nightly
 def test_upgrade_of_the_operator_leaves_attached_pods_their_batches(
     operator: Cluster, namespace: str, tmp_path: Path, record_property
 ) -> None:
@@ -149,6 +150,7 @@ def lost(operator: Cluster) -> Iterator[str]:
     start_again(operator, node)
 
 
+@pytest.mark.nightly
 def test_lost_node_of_an_attached_pod_takes_no_batch_from_the_others(
     operator: Cluster, namespace: str, lost: str, record_property
 ) -> None:

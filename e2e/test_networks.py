@@ -62,6 +62,7 @@ def ipv6(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
+@pytest.mark.nightly
 def test_job_on_an_ipv6_only_cluster_completes(ipv6: Cluster):
     ipv6.kubectl("create", "namespace", "six")
     ipv6.kubectl("label", "namespace", "six", "pod-security.kubernetes.io/enforce=restricted")

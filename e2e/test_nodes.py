@@ -54,6 +54,7 @@ def runs(of: Job, attempt: int) -> bool:
     )  # fmt: skip
 
 
+@pytest.mark.nightly
 def test_trainers_leave_a_dead_node_or_the_job_reports_why_they_cannot(
     operator: Cluster, start, stopped_for_good: str, record_property
 ):
@@ -94,6 +95,7 @@ def test_trainers_leave_a_dead_node_or_the_job_reports_why_they_cannot(
     assert counts(bound) == (0, 1)
 
 
+@pytest.mark.nightly
 def test_trainers_drained_twice_move_without_counting_failures(operator: Cluster, start):
     moved: Job = start(changed(stream("moved", pace_s=0.4), **NO_RESTART))
     for attempt in (1, 2):
@@ -126,6 +128,7 @@ def urgent(operator: Cluster) -> Iterator[str]:
     operator.kubectl("delete", "priorityclass", "e2e-urgent", "--ignore-not-found")
 
 
+@pytest.mark.nightly
 def test_preempted_trainers_queue_and_restart_without_counting_failures(
     operator: Cluster, namespace: str, start, urgent: str
 ):

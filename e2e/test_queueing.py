@@ -17,6 +17,7 @@ DEADLINE_S = 45
 SLOT = "example.com/slot"
 
 
+@pytest.mark.nightly
 @pytest.mark.alone
 def test_job_queueing_beyond_its_startup_deadline_runs_once_there_is_room(
     operator: Cluster, namespace: str, start

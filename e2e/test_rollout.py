@@ -65,6 +65,7 @@ def by_name(of: Job) -> dict[str, bool]:
     }
 
 
+@pytest.mark.nightly
 def test_rollout_of_a_bad_image_stops_at_one_pod_and_batches_continue(operator: Cluster, start):
     made: Job = start(streaming())
     made.await_phase("Running", timeout_s=180)

@@ -96,6 +96,7 @@ def replaced(job: Job) -> None:
     until(serves, timeout_s=120, what="another feeder", also=job.why)
 
 
+@pytest.mark.nightly
 @pytest.mark.slow
 @pytest.mark.alone
 def test_certificates_are_renewed_under_a_running_job(hasty: Cluster, start: Start):

@@ -53,6 +53,7 @@ def settings(job: Job) -> list[Manifest]:
     return found
 
 
+@pytest.mark.nightly
 def test_jobs_of_either_release_stream_through_an_upgrade_and_a_rollback(
     operator: Cluster, later: Release, start
 ):

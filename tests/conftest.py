@@ -2,7 +2,8 @@
 
 Ctrl-C interrupts, as in a terminal: a shell's background job ignores it, and Python then leaves it so. An example of
 hypothesis may take as long as the machine wants: speed is what benchmarks measure. Its examples are the same in each
-run, so that a run's result follows from the code; `make test-all` draws new ones (`--hypothesis-profile full`).
+run, so that a run's result follows from the code; `make test-all` draws new ones (`--hypothesis-profile new`), and
+`make test-nightly` three times as many (`full`).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from dataloaderjob.core.places import SOCKET_VARIABLE
 pytest_plugins = ["durations", "stuck"]
 signal.signal(signal.SIGINT, signal.default_int_handler)
 settings.register_profile("ci", deadline=None, derandomize=True)
+settings.register_profile("new", deadline=None)
 settings.register_profile("full", deadline=None, max_examples=300)
 settings.load_profile("ci")
 
@@ -34,7 +36,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.parent.name in ("apiserver", "chart"):
             item.add_marker(pytest.mark.system)
-    covering.mark_the_others_slow(items)
+    covering.mark_the_others(items)
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker(pytest.mark.slow)
 
 
 MODULES = pytest.StashKey[dict[Path, dict[str, ModuleType]]]()

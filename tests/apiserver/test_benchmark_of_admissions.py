@@ -12,7 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_benchmark_of_admissions_measures_each_row() -> None:
     """In a process of its own, because it ends all children of its process."""
     subprocess.run([sys.executable, "-m", "bench.admission", "--smoke"], cwd=ROOT, check=True, timeout=120)

@@ -21,22 +21,28 @@ def recipe(target: str) -> str:
 
 
 def test_the_table_has_the_commands_that_people_run():
-    assert {"test", "test-ci", "test-all", "e2e", "test-gpu"} <= set(MINUTES)
+    assert {"test", "test-ci", "test-all", "test-nightly", "e2e", "e2e-nightly", "test-gpu"} <= set(MINUTES)
 
 
 @pytest.mark.parametrize("target", sorted(MINUTES))
 def test_a_command_of_the_table_runs_pytest(target: str):
-    assert re.search(r"\$\(PYTEST\)|python -m pytest", recipe(target))
+    assert re.search(r"\$\((?:CLUSTER_)?PYTEST\)|python -m pytest", recipe(target))
 
 
-@pytest.mark.parametrize("target", ["test", "test-ci", "test-all"])
+@pytest.mark.parametrize("target", ["test", "test-ci", "test-all", "test-nightly"])
 def test_first_line_states_the_target_and_its_minutes(target: str):
     first = recipe(target).splitlines()[0]
     assert f"about {MINUTES[target]} minutes on two cores" in first
     assert f"make {target}: " in first
 
 
-def test_tests_of_a_command_are_selected_by_three_marks_alone():
+def test_tests_of_a_command_are_selected_by_four_marks_alone():
     assert '-m "not slow and not system and not thorough"' in recipe("test")
     assert '-m "not slow"' in recipe("test-ci")
-    assert " -m " not in recipe("test-all")
+    assert '-m "not nightly"' in recipe("test-all")
+    assert '-m "nightly or hypothesis"' in recipe("test-nightly")
+
+
+def test_each_test_on_a_cluster_is_run_by_one_of_two_commands():
+    assert '-m "not nightly"' in recipe("e2e")
+    assert "-m nightly" in recipe("e2e-nightly")

@@ -219,7 +219,7 @@ def test_frameworks_get_the_batches_that_they_get_without_advice(
     assert digests(tmp_path, own) == watched
 
 
-@pytest.mark.quick("storage", "stream", "none")
+@pytest.mark.quick("storage", "stream", "none", others="nightly")
 @pytest.mark.parametrize("one", KNOWN, ids=lambda one: one.kind)
 def test_a_pipeline_with_a_known_limit_gets_it_named(one: Known) -> None:
     found = known.advise(one, first=False)

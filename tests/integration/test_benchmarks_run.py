@@ -9,7 +9,7 @@ import pytest
 from documents import ROOT
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_short_round_of_our_benchmarks_measures_each_cell():
     done = subprocess.run(
         [sys.executable, "-m", "bench.run", "--smoke", "--only", "B1,B2,B3,B10,B14,B16,B17,B19", "--parties", "ours"],
@@ -20,7 +20,7 @@ def test_short_round_of_our_benchmarks_measures_each_cell():
     assert "FAILED" not in shown, shown
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_short_soak_of_an_endless_stream_records_its_measures():
     done = subprocess.run(
         [sys.executable, "-m", "bench.soak", "--minutes", "0.1"],

@@ -43,7 +43,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     "closed",
     [
-        pytest.param(s, marks=[] if s in QUICK else pytest.mark.slow, id="".join(map(str, sorted(s))))
+        pytest.param(s, marks=[] if s in QUICK else pytest.mark.nightly, id="".join(map(str, sorted(s))))
         for s in SETS
     ],
 )

@@ -179,7 +179,7 @@ QUICK = (
 
 
 @pytest.mark.thorough
-@pytest.mark.quick(*QUICK)
+@pytest.mark.quick(*QUICK, others="nightly")
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_draws_are_distinct_and_equal_to_in_process_draws(case: Callable[[], dict[str, Any]], over) -> None:
     found, digests = [], set()

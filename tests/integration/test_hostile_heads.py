@@ -19,7 +19,7 @@ ROWS = [
 
 @pytest.mark.thorough
 @pytest.mark.parametrize(("kind", "heads"), ROWS, ids=lambda value: str(value))
-@pytest.mark.quick("sidecars-250", "eight-megabytes-3", "lists-64")
+@pytest.mark.quick("sidecars-250", "eight-megabytes-3", "lists-64", others="nightly")
 def test_operator_stays_small_and_prompt_despite_hostile_heads(kind: str, heads: int) -> None:
     found = polled(kind, heads, 8.0 if kind == "trickle" else 5.0)  # four seconds of it are one answer
     assert found["seen"], "the honest head has answered"

@@ -90,7 +90,7 @@ def test_a_run_in_mode_auto_gets_the_feeders_that_training_needs(tmp_path: Path)
         until(lambda: live.ask({"type": "status"}).get("ready") == 4, 60, "four feeders")
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("one", RUNNING, ids=lambda one: one.kind)
 def test_a_running_script_with_a_known_limit_gets_it_named(one: Running):
     try:

@@ -83,7 +83,7 @@ def test_trainer_imports_no_ray_and_starts_no_thread(rig: Rig) -> None:
         assert line(process) == "[]"
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_two_hundred_short_epochs_do_not_grow_any_resource(rig: Rig) -> None:
     """Memory, descriptors, threads and extents, in trainer, sidecar and feeders."""
     with script("""

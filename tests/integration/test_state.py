@@ -39,7 +39,12 @@ def service(rigs: dict[int, Rig], monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", LOADERS)
 @pytest.mark.quick(
-    "shuffled", "elastic", "a sampler with state", "a sampler without state", "a batch sampler"
+    "shuffled",
+    "elastic",
+    "a sampler with state",
+    "a sampler without state",
+    "a batch sampler",
+    others="nightly",
 )
 def test_stopped_run_resumes_as_if_uninterrupted(service: None, name: str) -> None:
     expected = whole(LOADERS[name], 2)

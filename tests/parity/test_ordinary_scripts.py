@@ -124,9 +124,12 @@ def ours(wanted: list[Script], torchs: Torchs, tmp_path_factory: pytest.TempPath
         runs.close()
 
 
+THIRDS = ([], [pytest.mark.slow], [pytest.mark.nightly])
+"""CI runs a third of the scripts, `make test-all` another, and the nightly run all of them."""
+
+
 @pytest.mark.parametrize(
-    "script",
-    [pytest.param(s, marks=[pytest.mark.slow] if n % 3 else [], id=s.name) for n, s in enumerate(SCRIPTS)],
+    "script", [pytest.param(s, marks=THIRDS[n % 3], id=s.name) for n, s in enumerate(SCRIPTS)]
 )
 def test_script_gives_the_same_as_under_torchs_loader(script: Script, torchs: Torchs, ours: Runs) -> None:
     if not _can_run(script):
@@ -159,7 +162,7 @@ def test_torchs_recorded_outcomes_cover_these_scripts() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda script: script.name)
 def test_script_under_torchs_loader_matches_its_recording(script: Script, live: Runs) -> None:
     if not _can_run(script):

@@ -1,9 +1,10 @@
 """Which rows of a test with many parameters the quick runs have.
 
-`@pytest.mark.quick(ID, ...)`: those that have one of these ids, of a whole row or of one value.
+`@pytest.mark.quick(ID, ...)`: those that have one of these ids, of a whole row or of one value. The others are marked
+slow, or nightly in a test that says so: `quick(ID, ..., others="nightly")`.
 
 `@pytest.mark.cover(1)`: as many rows of the product as have each value of each parameter; `cover(2)`: each pair of
-values of two parameters. The rows beyond are marked slow.
+values of two parameters. The rows beyond are marked nightly.
 """
 
 from __future__ import annotations
@@ -36,14 +37,13 @@ def covering(rows: Sequence[Row], strength: int) -> set[int]:
 
 
 def seeds(variable: str, count: int, quick: int = 2) -> list[Any]:
-    """Parameters of a test of chance: as many as the environment says in `variable`, else `count`; `quick` not slow."""
-    slow = [pytest.mark.slow]
-    return [
-        pytest.param(n, marks=[] if n < quick else slow) for n in range(int(os.environ.get(variable, count)))
-    ]
+    """Parameters of a test of chance: as many as the environment says in `variable`, else `count`. Those after the
+    first `quick` are nightly."""
+    numbers = range(int(os.environ.get(variable, count)))
+    return [pytest.param(n, marks=[] if n < quick else [pytest.mark.nightly]) for n in numbers]
 
 
-def mark_the_others_slow(items: Iterable[pytest.Item]) -> None:
+def mark_the_others(items: Iterable[pytest.Item]) -> None:
     tests: defaultdict[str, list[pytest.Function]] = defaultdict(list)
     for item in items:
         if (
@@ -57,13 +57,13 @@ def mark_the_others_slow(items: Iterable[pytest.Item]) -> None:
             and (named := item.get_closest_marker("quick"))
             and not is_named(item.callspec.id, named.args)
         ):
-            item.add_marker(pytest.mark.slow)
+            item.add_marker(named.kwargs.get("others", "slow"))
     for rows in tests.values():
         (strength,) = rows[0].get_closest_marker("cover").args
         chosen = covering([_identities(row) for row in rows], strength)
         for number, row in enumerate(rows):
             if number not in chosen:
-                row.add_marker(pytest.mark.slow)
+                row.add_marker(pytest.mark.nightly)
 
 
 def is_named(row: str, names: Iterable[str]) -> bool:

@@ -157,7 +157,7 @@ PLACES = ["127.0.0.1", "\0dataloaderjob-test-flood"]
 
 @pytest.mark.parametrize("held", [1, 600, 3000], ids=lambda held: f"held-{held}")
 @pytest.mark.parametrize("host", PLACES, ids=["tcp", "abstract"])
-@pytest.mark.quick("tcp-held-3000", "abstract-held-600")
+@pytest.mark.quick("tcp-held-3000", "abstract-held-600", others="nightly")
 def test_forty_peers_get_in_through_4000_connections_a_second(host: str, held: int):
     served = Served(host)
     try:
@@ -168,7 +168,7 @@ def test_forty_peers_get_in_through_4000_connections_a_second(host: str, held: i
         served.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_a_long_flood_delays_no_peer_beyond_five_seconds():
     served = Served()
     try:

@@ -111,7 +111,7 @@ def test_batches_import_nothing_where_only_torch_is_imported() -> None:
     assert "numpy.matrix" in found["created"]["ndarray"]
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.timeout(1200)
 def test_only_listed_classes_come_out_whatever_is_installed() -> None:
     installed = sorted(name for name in importlib.metadata.packages_distributions() if name.isidentifier())

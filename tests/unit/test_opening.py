@@ -118,7 +118,7 @@ def port(tmp_path: Path) -> Iterator[Port]:
     made.close()
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 @pytest.mark.parametrize("says", [HELLO, OTHER_PROOF + HELLO], ids=["no-proof", "false-proof"])
 def test_forty_peers_get_in_while_strangers_begin_tls(port: Port, says: bytes) -> None:
     port.start()

@@ -485,7 +485,7 @@ class Simulation(RuleBasedStateMachine):
             judge(self.cluster)
 
 
-@pytest.mark.parametrize("examples", [80, pytest.param(250, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("examples", [80, pytest.param(250, marks=pytest.mark.nightly)])
 def test_job_is_always_ready_or_has_a_cause_or_a_deadline(examples: int) -> None:
     bounded = settings(
         max_examples=examples,

@@ -143,7 +143,7 @@ def test_request_with_a_large_header_is_refused():
     asyncio.run(run())
 
 
-@pytest.mark.slow
+@pytest.mark.nightly
 def test_probes_are_answered_through_a_flood_of_connections():
     port = reserve_port()
 

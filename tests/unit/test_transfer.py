@@ -186,7 +186,7 @@ def by_chance(seed: int) -> Iterator[int]:
     return iter(lambda: chance.randrange(4), None)
 
 
-@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.slow) for n in range(1, 5))])
+@pytest.mark.parametrize("part", [0, *(pytest.param(n, marks=pytest.mark.nightly) for n in range(1, 5))])
 def test_no_interleaving_changes_a_batch(part: int):
     assert not any(wrong(ToDevice, by_chance(seed)) for seed in range(part, INTERLEAVINGS, 5))
 
