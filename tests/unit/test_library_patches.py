@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ LIBRARY = {
     "reading.py": "import functools\ndef read(x, fast): return x, fast\nread = functools.partial(read, fast=True)\n",
     "plain.py": "def load(x, safe=True): return x, safe\n",
     "again.py": "from .plain import load\n",
+    "plugin.py": "from users_package import helper, other as renamed\nfrom users_package import *\n",
 }
 
 
@@ -27,7 +29,10 @@ def library(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     for name, text in LIBRARY.items():
         (folder / name).write_text(text)
     monkeypatch.syspath_prepend(str(folder.parent))
-    for name in ("patchable", "patchable.reading", "patchable.plain", "patchable.again"):
+    (tmp_path / "users_package.py").write_text("def helper(): ...\ndef other(): ...\ndef starred(): ...\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    modules = ("patchable.reading", "patchable.plain", "patchable.again", "patchable.plugin")
+    for name in ("users_package", "patchable", *modules):
         monkeypatch.setitem(sys.modules, name, importlib.import_module(name))
     return "patchable"
 
@@ -47,6 +52,23 @@ def test_partial_that_a_script_assigns_is_found_wherever_it_was_put(
     for module in ("patchable.plain", "patchable.again"):
         monkeypatch.setattr(sys.modules[module], "load", unsafe)
     assert found(library) == [("patchable.again", "load"), ("patchable.plain", "load")]
+
+
+def test_users_function_that_a_plugin_imports_is_no_patch(library: str) -> None:
+    plugin = vars(sys.modules["patchable.plugin"])
+    assert {"helper", "renamed", "starred"} <= plugin.keys()
+    assert found(library) == []
+
+
+@pytest.mark.parametrize("name", ["helper", "renamed", "starred"])
+def test_users_function_in_the_place_of_an_imported_one_is_a_patch(
+    library: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def replacement() -> None: ...
+
+    replacement = types.FunctionType(replacement.__code__, vars(sys.modules["users_package"]), name)
+    monkeypatch.setattr(sys.modules["patchable.plugin"], name, replacement)
+    assert found(library) == [("patchable.plugin", name)]
 
 
 def test_torchs_own_partials_are_no_patches() -> None:

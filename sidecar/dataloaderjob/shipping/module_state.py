@@ -14,6 +14,7 @@ that the dataset does not reach has its own pickle, which is applied if user cod
 
 from __future__ import annotations
 
+import ast
 import functools
 import importlib
 import io
@@ -239,7 +240,8 @@ def assign_all(module: str, items: list[Item]) -> None:
 
 def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
     """Returns (library's module, name, the user's function) for each library function that the script has replaced,
-    either with its own function or with a `functools.partial` of the original.
+    either with its own function or with a `functools.partial` of the original. A user's function that a library imports
+    itself is not included.
 
     Call this only once: examining every global of every loaded module takes 10 to 30 ms.
     """
@@ -258,10 +260,29 @@ def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
                 found.append((module_name, name, value))
             elif type(value) is functools.partial and getattr(value.func, "__name__", None) == name:
                 partials.setdefault(id(value), []).append(_Partial(module_name, name, value, own["__file__"]))
+    found = [patch for patch in found if not _is_imported(vars(sys.modules[patch[0]]), *patch[1:], mine)]
     for places in partials.values():
         if not any(map(_is_librarys_own, places)):
             found += [(one.module, one.name, one.value) for one in places]
     return sorted(found, key=lambda patch: patch[:2])
+
+
+def _is_imported(own: dict[str, Any], name: str, value: Any, mine: Mapping[str, types.ModuleType]) -> bool:
+    """Returns True if a library imports the user's function itself, as a plug-in of the user's package does."""
+    try:
+        tree = ast.parse("".join(linecache.getlines(own["__file__"])))
+    except (SyntaxError, ValueError, RecursionError):
+        return False
+    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level)
+    return any(_binds(node, name, value, mine.get(node.module or "")) for node in imports)
+
+
+def _binds(node: ast.ImportFrom, name: str, value: Any, origin: types.ModuleType | None) -> bool:
+    """Returns True if the statement gives the global `name` this value, which `origin` still has."""
+    bound = {alias.asname or (name if alias.name == "*" else alias.name): alias.name for alias in node.names}
+    if origin is None or name not in bound:
+        return False
+    return vars(origin).get(name if bound[name] == "*" else bound[name]) is value
 
 
 class _Partial(NamedTuple):
