@@ -11,7 +11,7 @@ from collect import collect
 from jobs import FEEDERS, HEAD, TRAINER, Job, changed
 from streams import stream, stream_here
 
-pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 def test_job_on_the_host_network_completes(operator: Cluster, namespace: str, start):
@@ -62,7 +62,6 @@ def ipv6(tmp_path: Path) -> Iterator[Cluster]:
         yield made
 
 
-@pytest.mark.nightly
 def test_job_on_an_ipv6_only_cluster_completes(ipv6: Cluster):
     ipv6.kubectl("create", "namespace", "six")
     ipv6.kubectl("label", "namespace", "six", "pod-security.kubernetes.io/enforce=restricted")
