@@ -147,13 +147,14 @@ test-ci: env apiserver  ## the quick tests, and those that need helm, etcd, FFmp
 	@echo "make test-ci: all tests without a cluster that are not slow, about 21 minutes on two cores"
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-all: env apiserver  ## every test that needs neither a cluster nor a GPU, without its nightly rows: 28 minutes
-	@echo "make test-all: every test that needs neither a cluster nor a GPU, about 28 minutes on two cores"
+test-all: env apiserver  ## all tests without a cluster or GPU that are not marked nightly: 28 minutes
+	@echo "make test-all: all tests without a cluster or GPU that are not marked nightly, about 28 minutes on two cores"
 	$(PYTEST) -m "not nightly" --hypothesis-profile new $(PYTEST_ARGS)
 
-test-nightly: env apiserver  ## the rows that make test-all leaves out, and more examples of each property: 30 minutes
+# Many of these tests have time limits, so no more of them run than there are cores.
+test-nightly: env apiserver  ## the tests that make test-all leaves out, and more examples of properties: 30 minutes
 	@echo "make test-nightly: full products, many seeds, soaks and time limits, about 30 minutes on two cores"
-	$(PYTEST) -n 2 -m "nightly or hypothesis" --hypothesis-profile full $(PYTEST_ARGS)
+	$(PYTEST) -n $$(nproc) -m "nightly or hypothesis" --hypothesis-profile full $(PYTEST_ARGS)
 
 durations: env apiserver  ## runs all tests without a cluster, and records the time of each file in tests/durations.json
 	$(PYTEST) --record-durations $(PYTEST_ARGS)
@@ -184,10 +185,10 @@ test-chart: env  ## tests of the rendered chart (helm is needed)
 
 CLUSTER_PYTEST := python -m pytest e2e -n $(E2E_PROCESSES) --dist load --maxschedchunk 1
 
-e2e: env images  ## tests on a real cluster, which kind creates and deletes (docker, kind, kubectl and helm are needed)
+e2e: env images  ## tests not marked nightly, on a cluster that kind creates and deletes (needs docker and helm): 39 minutes
 	$(CLUSTER_PYTEST) -m "not nightly" $(PYTEST_ARGS)
 
-e2e-nightly: env images  ## tests that lose nodes, upgrade, wait for certificates or watch a load: 60 minutes
+e2e-nightly: env images  ## the other tests on a cluster, which stop nodes, upgrade the operator or wait: 60 minutes
 	$(CLUSTER_PYTEST) -m nightly $(PYTEST_ARGS)
 
 check: env  ## format, lint, types, layers, workflows, subjects of commits

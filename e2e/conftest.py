@@ -50,6 +50,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     shutil.rmtree(shared.folder, ignore_errors=True)
 
 
+def pytest_itemcollected(item: pytest.Item) -> None:
+    if item.get_closest_marker("nightly"):
+        item.add_marker(pytest.mark.slow)
+
+
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items[:] = in_order(items)

@@ -11,7 +11,7 @@ from collect import collect
 from jobs import FEEDERS, HEAD, TRAINER, Job, changed
 from streams import stream, stream_here
 
-pytestmark = [pytest.mark.nightly, pytest.mark.slow, pytest.mark.timeout(900)]
+pytestmark = [pytest.mark.nightly, pytest.mark.timeout(900)]
 
 
 def test_job_on_the_host_network_completes(operator: Cluster, namespace: str, start):

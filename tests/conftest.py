@@ -3,7 +3,7 @@
 Ctrl-C interrupts, as in a terminal: a shell's background job ignores it, and Python then leaves it so. An example of
 hypothesis may take as long as the machine wants: speed is what benchmarks measure. Its examples are the same in each
 run, so that a run's result follows from the code; `make test-all` draws new ones (`--hypothesis-profile new`), and
-`make test-nightly` three times as many (`full`).
+`make test-nightly` draws three times as many (`full`).
 """
 
 from __future__ import annotations

@@ -125,7 +125,7 @@ def ours(wanted: list[Script], torchs: Torchs, tmp_path_factory: pytest.TempPath
 
 
 THIRDS = ([], [pytest.mark.slow], [pytest.mark.nightly])
-"""CI runs a third of the scripts, `make test-all` another, and the nightly run all of them."""
+"""CI runs a third of the scripts, `make test-all` two thirds, and `make test-nightly` the last third."""
 
 
 @pytest.mark.parametrize(

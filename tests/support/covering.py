@@ -1,7 +1,7 @@
 """Which rows of a test with many parameters the quick runs have.
 
 `@pytest.mark.quick(ID, ...)`: those that have one of these ids, of a whole row or of one value. The others are marked
-slow, or nightly in a test that says so: `quick(ID, ..., others="nightly")`.
+slow, or nightly if the mark has `others="nightly"`.
 
 `@pytest.mark.cover(1)`: as many rows of the product as have each value of each parameter; `cover(2)`: each pair of
 values of two parameters. The rows beyond are marked nightly.

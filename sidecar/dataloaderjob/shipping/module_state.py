@@ -14,19 +14,19 @@ that the dataset does not reach has its own pickle, which is applied if user cod
 
 from __future__ import annotations
 
-import ast
 import functools
 import importlib
 import io
 import linecache
 import sys
 import types
-from collections.abc import Collection, Iterator, Mapping
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from dataloaderjob.core import values
 from dataloaderjob.shipping import names, unpicklable
-from dataloaderjob.shipping.modules import MAINS, UserModules, is_defined_at
+from dataloaderjob.shipping.modules import MAINS, UserModules, is_defined_at, origins
 from dataloaderjob.shipping.names import Item, Names
 from dataloaderjob.shipping.pickling import Reached, UserCodeUnpickler, rest_of
 from dataloaderjob.shipping.unpicklable import ENTRY, Excluded
@@ -240,17 +240,14 @@ def assign_all(module: str, items: list[Item]) -> None:
 
 def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
     """Returns (library's module, name, the user's function) for each library function that the script has replaced,
-    either with its own function or with a `functools.partial` of the original. A user's function that a library imports
-    itself is not included.
+    either with its own function or with a `functools.partial` of the original.
 
     Call this only once: examining every global of every loaded module takes 10 to 30 ms.
     """
-    users = {id(vars(module)) for module in user_modules.find().values()}
-    main = sys.modules["__main__"]
-    users.add(id(vars(main)))
-    mine = user_modules.find()
+    mine, main = user_modules.find(), sys.modules["__main__"]
+    users = {id(vars(main)), *(id(vars(module)) for module in mine.values())}
     found: list[tuple[str, str, Any]] = []
-    partials: dict[int, list[_Partial]] = {}
+    partials: defaultdict[int, list[_Partial]] = defaultdict(list)
     for module_name, module in list(sys.modules.items()):
         own = getattr(module, "__dict__", None)
         if type(own) is not dict or module_name in mine or module is main or not _patchable(module_name, own):
@@ -259,30 +256,10 @@ def patches(user_modules: UserModules) -> list[tuple[str, str, Any]]:
             if type(value) is types.FunctionType and id(value.__globals__) in users:
                 found.append((module_name, name, value))
             elif type(value) is functools.partial and getattr(value.func, "__name__", None) == name:
-                partials.setdefault(id(value), []).append(_Partial(module_name, name, value, own["__file__"]))
-    found = [patch for patch in found if not _is_imported(vars(sys.modules[patch[0]]), *patch[1:], mine)]
-    for places in partials.values():
-        if not any(map(_is_librarys_own, places)):
-            found += [(one.module, one.name, one.value) for one in places]
+                file, package = str(own["__file__"]), own.get("__package__") or ""
+                partials[id(value)].append(_Partial(module_name, name, value, file, package))
+    found += [(one.module, one.name, one.value) for one in _replaced(partials.values())]
     return sorted(found, key=lambda patch: patch[:2])
-
-
-def _is_imported(own: dict[str, Any], name: str, value: Any, mine: Mapping[str, types.ModuleType]) -> bool:
-    """Returns True if a library imports the user's function itself, as a plug-in of the user's package does."""
-    try:
-        tree = ast.parse("".join(linecache.getlines(own["__file__"])))
-    except (SyntaxError, ValueError, RecursionError):
-        return False
-    imports = (node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and not node.level)
-    return any(_binds(node, name, value, mine.get(node.module or "")) for node in imports)
-
-
-def _binds(node: ast.ImportFrom, name: str, value: Any, origin: types.ModuleType | None) -> bool:
-    """Returns True if the statement gives the global `name` this value, which `origin` still has."""
-    bound = {alias.asname or (name if alias.name == "*" else alias.name): alias.name for alias in node.names}
-    if origin is None or name not in bound:
-        return False
-    return vars(origin).get(name if bound[name] == "*" else bound[name]) is value
 
 
 class _Partial(NamedTuple):
@@ -292,12 +269,28 @@ class _Partial(NamedTuple):
     name: str
     value: functools.partial[Any]
     file: str
+    package: str
+
+    def is_assigned(self) -> bool:
+        """Returns True if the module's own source assigns the name."""
+        return any(line.startswith(f"{self.name} = ") for line in linecache.getlines(self.file))
+
+    def is_imported(self, owners: set[str]) -> bool:
+        """Returns True if the module's own source imports the name from one of the modules `owners`."""
+        text = "".join(linecache.getlines(self.file))
+        return not owners.isdisjoint(origins(text, self.name, self.package))
 
 
-def _is_librarys_own(one: _Partial) -> bool:
-    """Returns True if the module itself, rather than a script, assigns the partial. Other modules of the library may
-    import it from there."""
-    return any(line.startswith(f"{one.name} = ") for line in linecache.getlines(one.file))
+def _replaced(groups: Iterable[list[_Partial]]) -> Iterator[_Partial]:
+    """Yields the partials that a script, rather than the library itself, has put into their modules. A group holds the
+    places of a single partial, because libraries import partials from their own modules."""
+    for places in groups:
+        owners = {one.module for one in places if one.is_assigned()}
+        others = [one for one in places if one.module not in owners]
+        while importing := [one for one in others if one.is_imported(owners)]:
+            owners.update(one.module for one in importing)
+            others = [one for one in others if one.module not in owners]
+        yield from others
 
 
 def _patchable(name: str, own: dict[str, Any]) -> bool:

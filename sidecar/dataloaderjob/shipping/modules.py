@@ -29,6 +29,7 @@ import re
 import sys
 import sysconfig
 import types
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from types import ModuleType
@@ -253,6 +254,31 @@ def _look(text: bytes, package: str) -> _Look:
     return _Look(has_effect, is_once, tuple(imported))
 
 
+def origins(text: str, name: str, package: str) -> set[str]:
+    """Returns the modules from which the source of a module in `package` may import the global `name`."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about the library's own escape sequences
+        try:
+            statements = list(_top_level(ast.parse(text).body))
+        except (SyntaxError, ValueError, RecursionError):
+            return set()
+    return {
+        _origin(statement, package)
+        for statement in statements
+        if isinstance(statement, ast.ImportFrom)
+        and any(alias.name == "*" or (alias.asname or alias.name) == name for alias in statement.names)
+    }
+
+
+def _origin(statement: ast.ImportFrom, package: str) -> str:
+    """Returns the name of the module from which the statement imports."""
+    base = statement.module or ""
+    if not statement.level:
+        return base
+    above = package.split(".")[: len(package.split(".")) - statement.level + 1]
+    return ".".join(filter(None, (*above, base)))
+
+
 def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
     """Yields the statements that an import of the module may run."""
     for statement in body:
@@ -273,10 +299,7 @@ def _imports(statement: ast.stmt, package: str) -> Iterator[str]:
         for alias in statement.names:
             yield from _with_packages(alias.name)
     elif isinstance(statement, ast.ImportFrom):
-        base = statement.module or ""
-        if statement.level:
-            above = package.split(".")[: len(package.split(".")) - statement.level + 1]
-            base = ".".join(filter(None, (*above, base)))
+        base = _origin(statement, package)
         yield from _with_packages(base)
         for alias in statement.names:
             yield f"{base}.{alias.name}"
