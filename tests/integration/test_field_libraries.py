@@ -195,7 +195,7 @@ def words(n: int) -> torch.Tensor:
 
 @pytest.mark.slow
 def test_speechbrains_padded_batches_arrive_without_pickle(rig: Rig, monkeypatch: pytest.MonkeyPatch):
-    # Importing SpeechBrain replaces `__init__` and `_reset`, and torchdata's persistent iterators then skip their reset.
+    # SpeechBrain's import replaces `__init__` and `_reset`, so torchdata's persistent iterators skip their reset.
     for name in ("__init__", "_reset"):
         monkeypatch.setattr(_BaseDataLoaderIter, name, getattr(_BaseDataLoaderIter, name))
     from speechbrain.dataio.batch import PaddedBatch

@@ -144,6 +144,7 @@ def test_ray_data_reaches_two_trainers_in_order_though_its_ray_head_dies(tmp_pat
 
 
 @pytest.mark.slow
+@pytest.mark.quick("windows", others="nightly")
 @pytest.mark.parametrize("mode", ["shuffled", "windows"])
 def test_row_shuffle_differs_each_epoch_and_repeats_in_each_run(tmp_path: Path, mode: str):
     """In windows there is a stage, too."""
