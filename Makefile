@@ -147,13 +147,13 @@ test-ci: env apiserver  ## the quick tests, and those that need helm, etcd, FFmp
 	@echo "make test-ci: all tests without a cluster that are not slow, about 21 minutes on two cores"
 	$(PYTEST) -m "not slow" $(PYTEST_ARGS)
 
-test-all: env apiserver  ## all tests without a cluster or GPU that are not marked nightly: 28 minutes
-	@echo "make test-all: all tests without a cluster or GPU that are not marked nightly, about 28 minutes on two cores"
+test-all: env apiserver  ## all tests without a cluster or GPU that are not marked nightly: 30 minutes
+	@echo "make test-all: all tests without a cluster or GPU that are not marked nightly, about 30 minutes on two cores"
 	$(PYTEST) -m "not nightly" --hypothesis-profile new $(PYTEST_ARGS)
 
 # One test at a time: many have time limits, and benchmarks take the CPU from other processes.
-test-nightly: env apiserver  ## the tests that make test-all leaves out, and more examples of properties: 30 minutes
-	@echo "make test-nightly: full products, many seeds, soaks and time limits, about 30 minutes on two cores"
+test-nightly: env apiserver  ## the tests that make test-all leaves out, and more examples of properties: 20 minutes
+	@echo "make test-nightly: full products, many seeds, soaks and time limits, about 20 minutes on two cores"
 	$(PYTEST) -n 1 -m "nightly or hypothesis" --hypothesis-profile full $(PYTEST_ARGS)
 
 durations: env apiserver  ## runs all tests without a cluster, and records the time of each file in tests/durations.json
