@@ -149,7 +149,6 @@ def test_webhook_that_is_down_holds_up_labeled_pods_alone(operator: Cluster, nam
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.alone
 def test_certificates_that_are_replaced_refuse_no_pod(operator: Cluster, namespace: str) -> None:
     operator.apply(namespace, attached("bert"))

@@ -100,7 +100,6 @@ def root_of(found: Job, *roots: bytes) -> bytes:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.alone
 def test_root_key_is_rotated_by_the_documented_commands_in_an_epoch(operator: Cluster, start) -> None:
     old = root_key(operator)

@@ -97,7 +97,6 @@ def replaced(job: Job) -> None:
 
 
 @pytest.mark.nightly
-@pytest.mark.slow
 @pytest.mark.alone
 def test_certificates_are_renewed_under_a_running_job(hasty: Cluster, start: Start):
     assert PERIOD.total_seconds() > PERIOD_S

@@ -243,10 +243,7 @@ def is_over(module: ModuleType) -> bool:
 
 @functools.lru_cache(maxsize=1024)
 def _look(text: bytes, package: str) -> _Look:
-    try:
-        statements = list(_top_level(ast.parse(text).body))
-    except (SyntaxError, ValueError, RecursionError):
-        return _Look(False, False, ())
+    statements = _statements(text)
     imported = dict.fromkeys(name for statement in statements for name in _imports(statement, package))
     foreign = {name: full for statement in statements for name, full in _binds(statement)}
     has_effect = any(_has_effect(statement, foreign.keys() - _NO_EFFECT) for statement in statements)
@@ -258,10 +255,7 @@ def origins(text: str, name: str, package: str) -> set[str]:
     """Returns the modules from which the source of a module in `package` may import the global `name`."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # about the library's own escape sequences
-        try:
-            statements = list(_top_level(ast.parse(text).body))
-        except (SyntaxError, ValueError, RecursionError):
-            return set()
+        statements = _statements(text)
     return {
         _origin(statement, package)
         for statement in statements
@@ -277,6 +271,14 @@ def _origin(statement: ast.ImportFrom, package: str) -> str:
         return base
     above = package.split(".")[: len(package.split(".")) - statement.level + 1]
     return ".".join(filter(None, (*above, base)))
+
+
+def _statements(text: str | bytes) -> list[ast.stmt]:
+    """Returns the statements that an import of this source may run, or none if it cannot be parsed."""
+    try:
+        return list(_top_level(ast.parse(text).body))
+    except (SyntaxError, ValueError, RecursionError):
+        return []
 
 
 def _top_level(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
