@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import socket
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,10 +14,12 @@ import yaml
 from dataloaderjob.api.load import parse_manifest
 from dataloaderjob.api.ray import RaySpec
 from dataloaderjob.core.errors import InputError, ServiceError
+from dataloaderjob.core.settings import SupervisorSettings
 from dataloaderjob.core.supervision import Cause
 from dataloaderjob.local.external import ExternalRay, checked, ray_env
 from dataloaderjob.local.plan import RunPlan, plan
 from dataloaderjob.local.restarts import MAX_CRASHES, GiveUp, RestartPolicy, ServicePart, Start
+from dataloaderjob.providers.ray import placement
 from dataloaderjob.providers.ray.external import Node, compare_versions, here
 from dataloaderjob.providers.ray.placement import Explainer, Life, Room, resource_options, room
 
@@ -137,6 +141,35 @@ def test_actors_ask_for_rays_own_and_custom_resources():
         "num_cpus": 1.0, "memory": 1e9, "num_gpus": 0.5, "resources": {"feeder": 1.0},
     }  # fmt: skip
     assert resource_options({"feeder": 1.0}) == {"num_cpus": 0, "resources": {"feeder": 1.0}}
+
+
+class _Made:
+    """A handle to an actor, in the place of Ray's."""
+
+    def __init__(self, number: int) -> None:
+        self._actor_id = SimpleNamespace(hex=lambda: f"{number:032x}")
+
+
+def test_replacement_of_a_feeder_is_judged_by_its_own_actor(monkeypatch: pytest.MonkeyPatch):
+    """Ray keeps the records of dead actors, so the ID of the earlier actor would still be found."""
+    asked: list[str] = []
+    provider = placement.RayProvider(
+        SupervisorSettings(
+            job="small", key_path="", blob_folder="", provider="ray", host_socket="", state_path="", port=0,
+            num_feeders=1, feeder_blob_folder="",
+        )
+    )  # fmt: skip
+    numbers = itertools.count(1)
+    remote = SimpleNamespace(remote=lambda *_: _Made(next(numbers)))
+    provider._remote = SimpleNamespace(options=lambda **_: remote)
+    monkeypatch.setattr(placement, "feeder_settings", lambda *_: None)
+    monkeypatch.setattr(
+        placement.ray_state, "state", SimpleNamespace(get_actor_info=lambda actor: asked.append(actor.hex()))
+    )
+    for _ in range(2):
+        provider.place(0, 1, "")
+    assert provider._lives([0]) == {}
+    assert asked == [f"{2:032x}"]
 
 
 NODE = {"CPU": 4.0, "memory": 8.0 * GIB}

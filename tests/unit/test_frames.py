@@ -151,6 +151,15 @@ def test_a_message_that_never_ends_is_refused():
         assembler.feed(packet)
 
 
+def test_limit_of_a_message_is_not_a_limit_of_the_connection():
+    assembler = ipc.Assembler(limit_nbytes=1000)
+    heads = [ipc.HEAD.pack(ipc.Type.TICKETS, more, frames.PROTOCOL, 0, 0, 0) for more in (1, 0)]
+    for _ in range(5):
+        assert assembler.feed(heads[0] + bytes(400)) is None
+        assert assembler.feed(heads[1] + bytes(400)).payload == bytes(800)
+        assert assembler.nbytes == 0
+
+
 @given(st.binary(max_size=200))
 def test_random_packets_never_break_the_assembler(data):
     try:

@@ -8,6 +8,8 @@ import logging
 import os
 import signal
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -335,6 +337,27 @@ sys.exit(entry.reap(main))
 def test_main_process_learns_the_exits_of_processes_it_did_not_start():
     with script(HEARS.replace("sys.argv[1]", "'3'")) as process:
         assert line(process) == "was killed by SIGKILL / ended with exit code 3 / ended"
+
+
+MERGED = """
+import os, subprocess
+from dataloaderjob.pod import reaping
+
+children = [subprocess.Popen(["sh", "-c", f"exit {code}"]) for code in (1, 2, 3)]
+main = subprocess.Popen(["sh", "-c", "exit 7"])
+for child in (*children, main):
+    os.waitid(os.P_PID, child.pid, os.WEXITED | os.WNOWAIT)
+reader, writer = os.pipe2(os.O_NONBLOCK)
+code = reaping._reap_all(main.pid, reader, writer)
+ends = reaping.Ends()
+ends.listen(reader)
+print(code, [ends.code(child.pid) for child in children])
+"""
+
+
+def test_processes_that_end_at_once_are_all_reaped_after_one_signal():
+    found = subprocess.run([sys.executable, "-c", MERGED], capture_output=True, text=True, check=True)
+    assert found.stdout == "7 [1, 2, 3]\n"
 
 
 def test_unread_exits_of_months_leave_room_for_the_newest():

@@ -162,6 +162,19 @@ def test_worlds_of_2_1_4_and_2_share_one_sequence_of_batches(look_ahead: int) ->
     assert len(found) > len(whole) - 2
 
 
+@pytest.mark.parametrize("world", [3, 5, 7])
+def test_last_step_is_padded_alike_after_a_resume_in_a_later_chunk(world: int) -> None:
+    whole = steps(by_tokens(LENGTHS, 4000, world, look_ahead=100, tail="pad"))
+    originals = by_tokens(LENGTHS, 4000, world, look_ahead=100, tail="pad")
+    resumed = by_tokens(LENGTHS, 4000, world, look_ahead=100, tail="pad")
+    for old, new in zip(originals, resumed, strict=True):
+        list(itertools.islice(iter(old), len(whole) - 2))
+        new.load_state_dict(json.loads(json.dumps(old.state_dict())))
+    assert steps(resumed) == whole[-2:]
+    (alone,) = by_tokens(LENGTHS, 4000, 1, look_ahead=100)
+    assert len(list(alone)) % world, "the last step needs padding"
+
+
 def test_ranks_have_similar_numbers_of_tokens_in_a_step() -> None:
     found = steps(by_tokens(LENGTHS, 8000, 4, drop_last=True))
     cost = np.array([[LENGTHS[batch].max() * len(batch) for batch in step] for step in found])
