@@ -59,6 +59,15 @@ def a_tensor(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.randint(0, 256, (count,), dtype=torch.uint8).view(dtype).view(shape)
 
 
+def test_container_between_leaves_keeps_its_place_and_type() -> None:
+    """Its leaves follow on those before it, so only the places in between show that it is no run of leaves."""
+    for inner in ({"m": torch.arange(2)}, [torch.arange(2)], (torch.arange(2),), Point(torch.arange(2), 7)):
+        for batch in ((torch.ones(1), inner, torch.zeros(1)), [torch.ones(1), inner, torch.zeros(1)]):
+            found = trip(batch)
+            assert (type(found), type(found[1])) == (type(batch), type(inner))
+            assert digest(found) == digest(batch)
+
+
 @pytest.mark.parametrize("shape", [(), (0,), (3, 0, 2), (1,), (5, 3), (2, 3, 4, 5)], ids=str)
 @pytest.mark.parametrize("dtype", TENSOR_TYPES, ids=lambda d: str(d).removeprefix("torch."))
 def test_tensor_of_every_dtype_keeps_bits_shape_and_dtype(dtype: torch.dtype, shape: Any) -> None:
