@@ -171,3 +171,15 @@ def test_briefly_kept_service_still_waits_for_another_rank():
     shutdown = IdleShutdown(0.0, 0.1)
     assert not shutdown.see(receivers=1, starter_alive=False, now=10.0)
     assert not shutdown.see(receivers=0, starter_alive=False, now=10.0 + LINGER_S - 0.1)
+
+
+def test_variable_that_changes_between_epochs_reaches_feeders(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The choice is kept while the environment stays the same, so a change must be noticed."""
+    state = process_state.ProcessState()
+    assert "DLJ_TEST_FLAG" not in state._environ()
+    for value in ("1", "2"):
+        monkeypatch.setenv("DLJ_TEST_FLAG", value)
+        assert state._environ()["DLJ_TEST_FLAG"] == value
+    assert state._environ() is state._environ(), "not chosen anew at each epoch"
+    monkeypatch.delenv("DLJ_TEST_FLAG")
+    assert "DLJ_TEST_FLAG" not in state._environ()
