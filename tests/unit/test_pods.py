@@ -8,8 +8,6 @@ import logging
 import os
 import signal
 import socket
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -351,13 +349,13 @@ reader, writer = os.pipe2(os.O_NONBLOCK)
 code = reaping._reap_all(main.pid, reader, writer)
 ends = reaping.Ends()
 ends.listen(reader)
-print(code, [ends.code(child.pid) for child in children])
+print(code, [ends.code(child.pid) for child in children], flush=True)
 """
 
 
 def test_processes_that_end_at_once_are_all_reaped_after_one_signal():
-    found = subprocess.run([sys.executable, "-c", MERGED], capture_output=True, text=True, check=True)
-    assert found.stdout == "7 [1, 2, 3]\n"
+    with script(MERGED) as process:
+        assert line(process) == "7 [1, 2, 3]"
 
 
 def test_unread_exits_of_months_leave_room_for_the_newest():
